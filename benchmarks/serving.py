@@ -3,9 +3,10 @@
     python -m benchmarks.serving --model_dir=out/demo/open_qa
 
 Clients that each wait for their answer send queries of random sentences of the
-corpus to `/retrieve`, for `--seconds`. Reported are how many were answered and
-refused, how long they took, and by how much the resident memory of the service
-grew beyond what it was when nobody asked.
+corpus to `/retrieve`, for `--seconds`. An imported run, which records no
+corpus, needs `--corpus_dir` and `--bindings BLOCK_LENGTH=…`. Reported are how
+many were answered and refused, how long they took, and by how much the resident
+memory of the service grew beyond what it was when nobody asked.
 """
 
 import re
@@ -38,9 +39,11 @@ def resident_gb(pid: int) -> float:
   return int(found[1]) / 1e6 if found else 0.0
 
 
-def random_sentences(model_dir: Path, count: int) -> list[str]:
+def random_sentences(given: Any, count: int) -> list[str]:
   """Returns sentences of random blocks of the run's corpus."""
-  run = load(model_dir)
+  run = load(
+    given.model_dir, corpus_dir=given.corpus_dir, bindings=given.bindings
+  )
   rng = np.random.default_rng(0)
   rows = rng.integers(run.corpus.num_blocks, size=count)
   texts = (run.corpus.block(row).body for row in rows.tolist())
@@ -84,10 +87,12 @@ def crowd(
 
 def measure(given: Any) -> dict[str, Any]:
   """Serves a run, loads the service, and returns the figures."""
-  queries = random_sentences(given.model_dir, 4096)
+  queries = random_sentences(given, 4096)
   command = [
     *(sys.executable, "-m", "realm_jax.serve"),
     *(f"--model_dir={given.model_dir}", "--port=0"),
+    *([f"--corpus_dir={given.corpus_dir}"] if given.corpus_dir else []),
+    *(f"--gin.{binding}" for binding in given.bindings),
   ]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
     try:
@@ -134,7 +139,14 @@ def measure(given: Any) -> dict[str, Any]:
 
 def main() -> None:
   given = flags.parse(
-    __doc__, model_dir=Path, clients=64, queries=256, k=100, seconds=60.0
+    __doc__,
+    model_dir=Path,
+    corpus_dir=None,
+    bindings=(),
+    clients=64,
+    queries=256,
+    k=100,
+    seconds=60.0,
   )
   absl_flags.FLAGS.mark_as_parsed()
   figures = measure(given)

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
+from realm_jax.corpus.filters import Where
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.answered import Answer as Answer
 from realm_jax.evaluation.answered import Answered
@@ -36,47 +37,72 @@ class LoadedRun(TrainedRun):
   """
 
   @overload
-  def ask(self, questions: str, *, num_answers: int = 3) -> Answered: ...
+  def ask(
+    self, questions: str, *, num_answers: int = 3, where: Where | None = None
+  ) -> Answered: ...
   @overload
   def ask(
-    self, questions: Sequence[str], *, num_answers: int = 3
+    self,
+    questions: Sequence[str],
+    *,
+    num_answers: int = 3,
+    where: Where | None = None,
   ) -> list[Answered]: ...
   def ask(
-    self, questions: str | Sequence[str], *, num_answers: int = 3
+    self,
+    questions: str | Sequence[str],
+    *,
+    num_answers: int = 3,
+    where: Where | None = None,
   ) -> Answered | list[Answered]:
     """Answers questions, each with at most `num_answers` answers.
 
+    With `where`, such as `{"language": "de"}`, from the blocks alone that a
+    filter lets through (`realm_jax.corpus.filters`).
+
     Raises:
       CheckpointError: The run was not trained to answer questions.
-      ValueError: A question has no words, or num_answers is below 1.
+      RealmError: A question has no words, num_answers is below 1, or the filter
+        does not fit the corpus.
     """
     if num_answers < 1:
       raise RealmError(f"num_answers={num_answers}; want at least 1")
     self.require_kind(QUESTION)
+    run = self if where is None else self.filtered(where)
     return _of_each(
       questions,
       lambda texts: [
         dataclasses.replace(one, answers=one.answers[:num_answers])
-        for one in ask(self, texts)
+        for one in ask(run, texts)
       ],
     )
 
   @overload
-  def retrieve(self, queries: str, k: int = 5) -> list[RetrievedBlock]: ...
+  def retrieve(
+    self, queries: str, k: int = 5, *, where: Where | None = None
+  ) -> list[RetrievedBlock]: ...
   @overload
   def retrieve(
-    self, queries: Sequence[str], k: int = 5
+    self, queries: Sequence[str], k: int = 5, *, where: Where | None = None
   ) -> list[list[RetrievedBlock]]: ...
   def retrieve(
-    self, queries: str | Sequence[str], k: int = 5
+    self,
+    queries: str | Sequence[str],
+    k: int = 5,
+    *,
+    where: Where | None = None,
   ) -> list[RetrievedBlock] | list[list[RetrievedBlock]]:
     """Retrieves the k best blocks for queries, best first.
 
+    With `where`, as in `ask`: of the blocks that a filter lets through, all if
+    they are fewer.
+
     Raises:
       SnapshotError: The snapshot is missing or damaged.
-      ValueError: A query has no words, or the corpus has fewer than k blocks,
-        or k is below 1.
+      RealmError: A query has no words, the corpus has fewer than k blocks, k is
+        below 1, or the filter does not fit the corpus.
     """
+    run = self if where is None else self.filtered(where)
 
     def found(texts: Sequence[str]) -> list[list[RetrievedBlock]]:
       blocks = self.corpus.num_blocks
@@ -87,7 +113,7 @@ class LoadedRun(TrainedRun):
         )
       if not texts:
         return []
-      retrieved = self.search(self.encode(texts), k)
+      retrieved = run.search(self.encode(texts), k)
       return [self.blocks(retrieved, i) for i in range(len(texts))]
 
     return _of_each(queries, found)

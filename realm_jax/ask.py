@@ -18,6 +18,7 @@ from absl import flags, logging
 
 from realm_jax.configuration import command_line
 from realm_jax.console import for_each_line, harmless
+from realm_jax.storage.json_files import read_object
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.answered import Answered
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
+)
+
+_WHERE = flags.DEFINE_string(
+  "where",
+  None,
+  "Filter of the blocks to answer from, an object of JSON such as "
+  '{"language": "de"}: see realm_jax/corpus/filters.py.',
 )
 
 # They mark the answer while lines are wrapped, since wrapping would count the
@@ -54,6 +62,8 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   from realm_jax.evaluation.run import TrainedRun
 
   run = TrainedRun.load(config)
+  if _WHERE.value is not None:
+    run = run.filtered(read_object(_WHERE.value.encode()))
   # What is missing is known before a question is asked for.
   require_answering(run)
 

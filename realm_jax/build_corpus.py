@@ -4,9 +4,9 @@
       --output_dir=corpus --vocab=vocab.txt
 
 Each line is `{"title": …, "text": …}`, with optional `id`, `url` and
-`language`; the title may be missing, and files compressed (.gz, .zst). The
-corpus appears complete or not at all, and a summary counts what was cut or
-skipped. Other inputs are data sets of TFDS and the sources of seqio tasks:
+`language`; the title may be missing, and files compressed (.gz, .bz2, .xz,
+.zst). The corpus appears complete or not at all, and a summary counts what was
+cut or skipped. Other inputs are data sets of TFDS and sources of seqio tasks:
 
     --input=tfds:salient_span_wikipedia/documents     each row is a block
     --input=tfds:wikipedia/20230601.en:train          articles
@@ -53,7 +53,14 @@ _UPDATE = flags.DEFINE_bool(
 )
 _OF_BUILDS = (
   *("output_dir", "vocab", "block_length", "language", "cased", "tagger"),
-  *("drop_titles", "unescape_html", "skip_bad_lines", "overwrite", "name"),
+  *(
+    "fields",
+    "drop_titles",
+    "unescape_html",
+    "skip_bad_lines",
+    "overwrite",
+    "name",
+  ),
   *("remove_duplicates", "workers", "runner", "pipeline_options"),
 )
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)

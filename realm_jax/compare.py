@@ -1,12 +1,13 @@
-"""Compares two evaluations, question by question.
+"""Compares evaluations of the same questions, question by question.
 
-    python -m realm_jax.compare --predictions=runs/one/eval/predictions.jsonl \\
-      --predictions=runs/two/eval/predictions.jsonl
+    python -m realm_jax.compare --predictions=runs/one/eval \\
+      --predictions=runs/two/eval --predictions=runs/three/eval
 
-Prints, for each metric, both means, their difference with its 95 % bootstrap
-interval, and the p-value of a paired randomization test. The files are those
-that `realm_jax.evaluate` writes to OUTPUT_DIR: predictions.jsonl or
-retrieved.jsonl.
+Prints the figures of each with 95 % bootstrap intervals. Then, for each but the
+first and for each metric, both means, their difference to the first with its
+paired interval, and the p-value of a paired randomization test. An evaluation
+is named by the OUTPUT_DIR of `realm_jax.evaluate`, or its file
+predictions.jsonl or retrieved.jsonl.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,11 @@ from realm_jax.evaluation.compare import compare, comparison_table
 _PREDICTIONS = flags.DEFINE_multi_string(
   "predictions",
   None,
-  "File of an evaluation; give the flag twice.",
+  "File or folder of an evaluation; give the flag for each.",
   required=True,
+)
+_METRICS = flags.DEFINE_list(
+  "metrics", [], "Metrics to compare, such as exact_match,f1; by default all."
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the resampling.", lower_bound=0
@@ -31,14 +35,13 @@ _write_json = json_flag("File to which the comparison is written as JSON.")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Compares the two files and prints a table."""
+  """Compares the evaluations and prints tables."""
   del argv
-  if len(_PREDICTIONS.value) != 2:
+  if len(_PREDICTIONS.value) < 2:
     raise RealmError(
-      f"--predictions is given {len(_PREDICTIONS.value)} times; give it twice, "
-      "once for each evaluation"
+      "--predictions is given once; give it for each of the evaluations"
     )
-  found = compare(*_PREDICTIONS.value, seed=_SEED.value)
+  found = compare(*_PREDICTIONS.value, metrics=_METRICS.value, seed=_SEED.value)
   _write_json(found)
   print(comparison_table(found))
 

@@ -5,6 +5,7 @@ lines that a user types, and a flag that SIGTERM and Ctrl-C set.
 """
 
 import contextlib
+import datetime
 import io
 import logging
 import os
@@ -38,8 +39,9 @@ flags.disclaim_key_flags()
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  A block that took longer also ends with a line. `label` names the items, such
-  as "questions".
+  With their `total` it also says how long the rest takes at that rate. A block
+  that took longer also ends with a line. `label` names the items, such as
+  "questions".
   """
 
   def __init__(self, label: str, *, total: int | None = None):
@@ -64,8 +66,12 @@ class Progress:
     if (now := time.monotonic()) < self._show_at:
       return
     self._show_at = now + _SECONDS_BETWEEN_LINES
-    share = f" ({100 * self._count // self._total}%)" if self._total else ""
-    self._log(f"{self._count}{share}", now - self._start)
+    share, seconds = "", now - self._start
+    if self._total:
+      rest = seconds * (self._total / max(self._count, 1) - 1)
+      left = datetime.timedelta(seconds=round(rest))
+      share = f" ({100 * self._count // self._total}%, {left} left)"
+    self._log(f"{self._count}{share}", seconds)
 
   def _log(self, done: str, seconds: float) -> None:
     rate = self._count / max(seconds, 1e-9)

@@ -8,7 +8,7 @@
 The model is the one that the run keeps, or that of gin files. --to lists what
 can be written.
 
-An import has recorded no corpus: with --to=vectors give --corpus_dir.
+An import has recorded no corpus: with --to=vectors or faiss give --corpus_dir.
 CHECKPOINT_STEP=None takes the newest snapshot.
 
 For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
@@ -30,7 +30,7 @@ from realm_jax.weights.name_maps import SEPARATE_TOWERS
 from realm_jax.weights.registry import TARGETS
 
 command_line.define_run_flags()
-_VECTORS = "vectors"
+_OF_VECTORS = ("vectors", "faiss")
 _TO = flags.DEFINE_enum(
   "to",
   None,
@@ -50,15 +50,15 @@ _TOWER = flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   """Exports the model that gin configures, and prints what was written."""
   del argv
-  given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value}
-  if _TO.value == _VECTORS:
+  given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value, "to": _TO.value}
+  name = "vectors" if _TO.value in _OF_VECTORS else "weights"
+  if name == "vectors":
     if _TOWER.value is not None:
       raise WeightsError(
-        f"--tower={_TOWER.value} is not for --to={_VECTORS}; leave it out"
+        f"--tower={_TOWER.value} is not for --to={_TO.value}; leave it out"
       )
   else:
-    given |= {"to": _TO.value, "tower": _TOWER.value}
-  name = "vectors" if _TO.value == _VECTORS else "weights"
+    given["tower"] = _TOWER.value
   place = f"realm_jax.weights.exporting:export_{name}"
   print(command_line.configured(place, recipe="", **given)())
   print(f"written: {_OUTPUT_DIR.value}")

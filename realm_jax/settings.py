@@ -79,6 +79,7 @@ class OfRun:
 
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
+Seed = Annotated[int, Range(least=0, most=2**63 - 1)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 DropoutRate = Annotated[float, Range(least=0, below=1)]
@@ -197,6 +198,16 @@ def require_valid(config: object) -> None:
         f"{name}={value!r}: {type(config).__name__}.{name} wants "
         f"{describe(annotation)}"
       )
+
+
+def alternatives(annotation: Any) -> Iterator[Any]:
+  """Yields the types of which a value may be, without their ranges."""
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType, Annotated):
+    for argument in arguments[:1] if origin is Annotated else arguments:
+      yield from alternatives(argument)
+  else:
+    yield annotation
 
 
 def parts(annotation: Any) -> Iterator[Any]:

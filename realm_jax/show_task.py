@@ -42,11 +42,12 @@ def main(argv: Sequence[str]) -> None:
   del argv
   given = command_line.given_flags(*_FIELDS)
   split, questions = given.get("split", DataConfig.split), _QUESTIONS.value
-  config = DataConfig(
+  config = command_line.configured(
+    DataConfig,
     question_files={split: questions} if questions else {},
     batch_size=1,
     **given,
-  )
+  )()
   require_readable(config.corpus_dir, *config.question_paths)
   manifest.read(epath.Path(config.corpus_dir))
   # Once the corpus was found: they import TensorFlow.

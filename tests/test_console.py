@@ -36,7 +36,10 @@ def test_progress_is_said_every_fifteen_seconds_and_at_the_end(monkeypatch):
   times = types.SimpleNamespace(monotonic=lambda: next(clock))
   monkeypatch.setattr(console, "time", times)
   monkeypatch.setattr(absl_logging, "info", lambda *line: lines.append(line))
-  with console.Progress("questions") as progress:
+  with console.Progress("questions", total=800) as progress:
     for _ in range(8):
       progress.advance()
-  assert len(lines) == 3
+  first, _, end = (form % tuple(values) for form, *values in lines)
+  # Three questions in 15 seconds, and 797 to go.
+  assert first == "questions: 3 (0%, 1:06:25 left), 0.2/s"
+  assert end.startswith("questions: 8 in 45.0 s")

@@ -73,6 +73,7 @@ def documents() -> list[dict[str, str]]:
         f"{name} was born in {_CITIES[i % 5]} in {1900 + i % 13}. Later "
         f"{name} built the bridge of {_CITIES[(i * 3 + 1) % 5]}."
       ),
+      "year": str(1900 + i % 13),
     }
     for i, name in enumerate(_PEOPLE)
   ]
@@ -215,6 +216,7 @@ def write_corpus(
     vocab=str(vocab),
     block_length=BLOCK_LENGTH,
     tagger=tag,
+    fields=["year"],
   )
   return directory / "corpus"
 

@@ -11,7 +11,6 @@ from experiments.ablation.plan import Metric, Plan, Results
 from experiments.pipeline import Step, markdown
 from realm_jax.console import columns
 from realm_jax.evaluation.compare import paired_scores
-from realm_jax.evaluation.outputs import PREDICTIONS, RETRIEVED
 from realm_jax.evaluation.scores import (
   bootstrap_intervals,
   permutation_p_values,
@@ -60,7 +59,8 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     metrics = {}
     for metric in plan.metrics:
       here, there = (
-        _files(plan.results[name], metric) for name in (row.name, row.reference)
+        _folders(plan.results[name], metric)
+        for name in (row.name, row.reference)
       )
       if here and there:
         pairs = [*map(paired_scores, there, here)]
@@ -155,14 +155,9 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
   }
 
 
-def _files(results: Sequence[Results], metric: Metric) -> list[Path]:
-  """Returns the files of a metric; none if the results are of other kinds."""
-  files = []
-  for step in (one[metric.result] for one in results if metric.result in one):
-    # An evaluation of retrieval alone has no predictions.
-    path = step.folder / PREDICTIONS
-    files.append(path if path.exists() else step.folder / RETRIEVED)
-  return files
+def _folders(results: Sequence[Results], metric: Metric) -> list[Path]:
+  """Returns the folders of a metric; none if the results are of other kinds."""
+  return [one[metric.result].folder for one in results if metric.result in one]
 
 
 def write_report(

@@ -18,7 +18,7 @@ from experiments.pipeline import (
 )
 from experiments.world.world import World, edit_facts, write_edited
 from realm_jax import configuration
-from realm_jax.evaluation.outputs import PREDICTIONS
+from realm_jax.evaluation.scores import PREDICTIONS
 from realm_jax.training.metric_rows import read_rows
 
 _RECIPES = Path("experiments/gin/demo")

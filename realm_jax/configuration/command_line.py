@@ -117,14 +117,15 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
   signature = inspect.signature(function).parameters
   for name in parameters:
     text, default = f"{meaning(function, name)}.", signature[name].default
-    parts = [*settings.parts(settings.parameter_types(function)[name])]
+    annotation = settings.parameter_types(function)[name]
+    kinds = [*settings.alternatives(annotation)]
     if default == ():
       # Its items may have commas.
       flags.DEFINE_multi_string(name, [], text)
-    elif Sequence in map(typing.get_origin, parts):
+    elif Sequence in map(typing.get_origin, kinds):
       flags.DEFINE_list(name, None, text)
     else:
-      found = [define for kind, define in _OF_TYPES.items() if kind in parts]
+      found = [define for kind, define in _OF_TYPES.items() if kind in kinds]
       define = found[0] if found else flags.DEFINE_string
       is_required = default is inspect.Parameter.empty
       define(name, None, text, required=is_required)

@@ -251,6 +251,10 @@ def _kept_by_run(
   A command that waits, and gets no model from them, waits for the trainer.
   """
   folder = run_directory(model_dir)
+  if folder.is_file():
+    raise ConfigurationError(
+      f"MODEL_DIR {folder} is a file; give the directory of a run"
+    )
   lacks_model = waits and not _MODEL & {*_read(Bindings(), sources).names}
   # A trainer writes its configuration first.
   while lacks_model and not (folder / FILE).exists():

@@ -271,6 +271,7 @@ class BlockBuilder:
       **_ragged("titles", [d.title.encode() for d in documents]),
       **_ragged("document_ids", [d.id.encode() for d in documents]),
       **_ragged("urls", [d.url.encode() for d in documents]),
+      **_ragged("fields", [d.fields.encode() for d in documents]),
     }
 
 

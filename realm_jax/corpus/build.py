@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
 _TRAIN = "train:"
+# Bytes that a vocabulary is learned from; of more text, a sample.
+_VOCABULARY_BYTES = 256 << 20
 
 
 def build_corpus(
@@ -66,6 +68,7 @@ def build_corpus(
   language: str = ENGLISH,
   cased: bool | None = None,
   tagger: Tagger | str | None = "default",
+  fields: Sequence[str] = (),
   drop_titles: Sequence[str] = (),
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -81,12 +84,13 @@ def build_corpus(
 
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
-      compressed (.gz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
+      compressed (.gz, .bz2, .xz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
       in them; files of JSON Lines come first, sorted.
     output_dir: Corpus directory to make, or to update.
     vocab: BERT vocabulary file, the directory of a model that has one, or
-      `train:SIZE` to learn at most SIZE pieces from the input.
+      `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
+      of 256 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
@@ -99,6 +103,9 @@ def build_corpus(
       format, or module.name of a callable (text, title) -> [(start byte, limit
       byte, kind)]; by default rules in English, and else recurring. Documents
       that come with spans keep theirs.
+    fields: Names of further fields of a document that the corpus keeps, such as
+      its date, to filter by (`corpus.filters`): texts, numbers, true or false,
+      or lists of these.
     drop_titles: Texts in titles of documents that are left out, or "wikipedia"
       for its lists and disambiguation pages (List of, Index of, Outline of,
       (disambiguation)), as in REALM; in an update by default those of the
@@ -143,7 +150,9 @@ def build_corpus(
 
   trains = vocab.startswith(_TRAIN)
   words = None if trains else read_vocabulary(vocab, cased=cased)
-  reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
+  reader = RowReader(
+    fields=fields, drop_titles=drop_titles, unescape_html=unescape_html
+  )
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
   if words is None:
@@ -200,6 +209,7 @@ def build_corpus(
       shards=shards,
       summary=vars(summary),
       drop_titles=reader.dropped_titles,
+      fields=fields,
       language=language,
     )
   return summary
@@ -308,17 +318,19 @@ def _find_duplicates(
 def _learned_vocabulary(
   source: DocumentSource, size: int, cased: bool
 ) -> "WordpieceVocabulary":
-  """Trains a vocabulary on all titles and texts."""
+  """Trains a vocabulary on titles and texts, of a large corpus a sample."""
   # Imported late: it imports TensorFlow.
   from realm_jax.text.normalization import Normalization
   from realm_jax.text.vocabulary_training import train_vocabulary
   from realm_jax.text.wordpieces import WordpieceVocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
-  progress = Progress("documents (vocabulary)", total=source.num_rows)
+  stride = source.num_bytes // _VOCABULARY_BYTES + 1
+  total = -(-source.num_rows // stride)
+  progress = Progress("documents (vocabulary)", total=total)
 
   def texts() -> Iterator[str]:
-    for document in source.documents():
+    for document in source.documents(stride):
       progress.advance()
       yield from (document.title, document.text)
 

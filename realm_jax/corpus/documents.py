@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import html
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +19,7 @@ import numpy as np
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import read_object, require_unicode
-from realm_jax.text.languages import require_language
+from realm_jax.text.languages import require_language, words_longer_than
 
 # A line of a file, or the fields of a record, whose texts are UTF-8.
 Row: TypeAlias = bytes | Mapping[str, Any]
@@ -34,11 +35,7 @@ _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
 # word of over 100, so that a longer one only makes a block's text long.
 _LONGEST_WORD = 1_000
-# What that tokenizer takes for one word: no white space, punctuation or CJK.
-_LONG_WORD = re.compile(
-  r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u2e80-\u9fff\uf900-\ufaff"
-  r"\U00020000-\U0003ffff]{1001,}"
-)
+_LONG_WORD = words_longer_than(_LONGEST_WORD)
 
 
 class Document(NamedTuple):
@@ -52,6 +49,7 @@ class Document(NamedTuple):
     spans: Byte ranges and kinds of its salient spans, if these came with it.
     long_words: Number of words that were removed from it.
     language: Code of its language; empty if it is the corpus's.
+    fields: Its other fields that the corpus keeps, as JSON; empty for none.
     is_removal: Whether an update removes the document with this id.
     place: Where it was read, as `file:line`.
   """
@@ -65,14 +63,16 @@ class Document(NamedTuple):
   spans: Sequence[tuple[int, int, str]] | None = None
   long_words: int = 0
   language: str = ""
+  fields: str = ""
   is_removal: bool = False
   place: str = ""
 
   @property
   def hash(self) -> int:
-    """A hash of what an update compares: title, URL, text and language."""
+    """A hash of what an update compares: texts, URL, language and fields."""
     language = f"\0{self.language}" if self.language else ""
-    return hash63(f"{self.title}\0{self.url}\0{self.text}{language}")
+    fields = f"\0{self.fields}" if self.fields else ""
+    return hash63(f"{self.title}\0{self.url}\0{self.text}{language}{fields}")
 
 
 def hash63(text: str) -> int:
@@ -97,6 +97,7 @@ class RowReader:
   With `of_update`, rows are changes: they have ids, and may remove documents.
   """
 
+  fields: Sequence[str] = ()
   drop_titles: Sequence[str] = ()
   unescape_html: bool = True
   of_update: bool = False
@@ -128,7 +129,10 @@ class RowReader:
       raise InputError(f"{error}; wanted {wanted}") from None
 
   def _read(self, row: Row) -> Document:
-    fields = read_object(row) if isinstance(row, bytes) else _decoded(row)
+    if isinstance(row, bytes):
+      fields = read_object(row)
+    else:
+      fields = _decoded(row, self.fields)
     keys = ", ".join(map(repr, fields)) or "no keys"
     # BEIR writes "_id", and Wikipedia's page ids are numbers.
     id_key = "id" if "id" in fields else "_id"
@@ -168,18 +172,44 @@ class RowReader:
         spans=[(*span, kind.decode()) for span, kind in spans],
       )
     if self.unescape_html:
-      title, text = html.unescape(title), html.unescape(text)
+      try:
+        title, text = html.unescape(title), html.unescape(text)
+      except ValueError:
+        # Python reads no longer numbers.
+        raise InputError("it has a '&#…;' of over 4,300 digits") from None
     if language:
       require_language(language)
-    document = Document(document_id, title, text, url, language=language)
+    document = Document(
+      document_id,
+      title,
+      text,
+      url,
+      language=language,
+      fields=self._kept(fields),
+    )
     return _without_long_words(document)
 
+  def _kept(self, fields: Mapping[str, Any]) -> str:
+    """Returns the fields that the corpus keeps, as JSON."""
+    kept = {n: fields[n] for n in self.fields if fields.get(n) is not None}
+    for name, value in kept.items():
+      values = value if isinstance(value, list) else [value]
+      if not all(isinstance(one, str | int | float) for one in values):
+        raise InputError(
+          f"{name!r} is {value!r}; a field that is kept has a text, a number, "
+          "true or false, or a list of these"
+        )
+      require_unicode(repr(value), repr(name))
+    return json.dumps(kept, ensure_ascii=False, sort_keys=True) if kept else ""
 
-def _decoded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def _decoded(
+  row: Mapping[str, Any], others: Sequence[str]
+) -> Mapping[str, Any]:
   """Returns the fields of a record as JSON would give them."""
   fields: dict[str, Any] = {}
   # A data set's own "language" may be anything.
-  for key in row.keys() & {"id", "title", "text", "url"}:
+  for key in row.keys() & {"id", "title", "text", "url", *others}:
     value = row[key].item() if isinstance(row[key], np.generic) else row[key]
     try:
       fields[key] = value.decode() if isinstance(value, bytes) else value

@@ -16,7 +16,7 @@ A manifest has
 
     format_version, corpus_version, fingerprint
     name                 part of each block's id
-    block_length, language (unless it is English), drop_titles
+    block_length, language (unless it is English), drop_titles, fields
     vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
@@ -57,12 +57,14 @@ def make_manifest(
   shards: Sequence[ShardRecord],
   summary: Mapping[str, Any],
   drop_titles: Sequence[str] = (),
+  fields: Sequence[str] = (),
   language: str = ENGLISH,
   version: int = 1,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
 
-  `drop_titles` are the texts of the title filter, which later updates apply.
+  `drop_titles` are the texts of the title filter, and `fields` the names of the
+  fields that are kept. Later updates do the same.
   """
   nothing = dict.fromkeys(_COUNTS, 0)
   totals = {
@@ -92,6 +94,7 @@ def make_manifest(
     **totals,
     "summary": summary,
     "drop_titles": list(drop_titles),
+    "fields": list(fields),
     "shards": list(shards),
     "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
     **({"language": language} if language != ENGLISH else {}),

@@ -11,8 +11,10 @@ maps rows, counted from the shard's first, to positions.
 """
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -58,6 +60,9 @@ ARRAYS: dict[str, np.dtype] = {
   "document_ids_offsets": np.dtype("<i8"),
   "urls": np.dtype("u1"),
   "urls_offsets": np.dtype("<i8"),
+  # Its other fields, an object of JSON; empty for none.
+  "fields": np.dtype("u1"),
+  "fields_offsets": np.dtype("<i8"),
 }
 
 
@@ -125,6 +130,14 @@ class Shard:
     """Returns an item of a flat array, by its offsets or those `of` another."""
     offsets = self.array(f"{of or name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
+
+  def fields(self, document: int) -> dict[str, Any]:
+    """Returns the fields of a document, by its number in the shard."""
+    # A corpus of an earlier release has none.
+    if "fields.npy" not in self.record["files"]:
+      return {}
+    text = self.item("fields", document).tobytes()
+    return json.loads(text) if text else {}
 
   def document(self, position: int) -> int:
     """Returns the number, in the shard, of a block's document."""

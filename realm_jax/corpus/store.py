@@ -61,6 +61,11 @@ class Block(NamedTuple):
     """The document's URL; empty if the input did not give one."""
     return self._document_text("urls")
 
+  @property
+  def fields(self) -> dict[str, Any]:
+    """The document's fields that `build_corpus --fields` keeps."""
+    return self.shard.fields(self.shard.document(self.position))
+
   def _document_text(self, name: str) -> str:
     document = self.shard.document(self.position)
     return self.shard.item(name, document).tobytes().decode()
@@ -134,6 +139,7 @@ class Corpus:
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
+    self.fields = tuple(manifest.get("fields", ()))
     self.language = manifest.get("language", ENGLISH)
     self._staged = StagedFiles(
       source,
@@ -390,5 +396,6 @@ def require_block_length(block_length: int, *corpora: Corpus) -> None:
     raise CorpusError(
       f"block_length={block_length}, and {longest.source} was built with "
       f"--block_length={length}: {block_length} would {effect}; pass "
-      f"--gin.BLOCK_LENGTH={length}, or build the corpus again"
+      f"--gin.BLOCK_LENGTH={length} (show_task --block_length={length}), or "
+      "build the corpus again"
     )

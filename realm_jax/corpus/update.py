@@ -100,6 +100,7 @@ def update_corpus(
     else:
       _remove_unnamed(directory)
     reader = RowReader(
+      fields=corpus.fields,
       drop_titles=corpus.drop_titles if drop_titles is None else drop_titles,
       unescape_html=unescape_html,
       of_update=True,
@@ -137,6 +138,7 @@ def update_corpus(
       shards=[*old_shards, *new_shards],
       summary={**vars(summary), "new": vars(summary.new)},
       drop_titles=reader.dropped_titles,
+      fields=corpus.fields,
       language=corpus.language,
     )
     if not manifest["num_blocks"]:

@@ -8,7 +8,7 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from realm_jax.errors import RealmError
+from realm_jax.errors import ExitCode, RealmError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -24,7 +24,8 @@ def map_in_processes(
   process is interrupted, it ends the others.
 
   Raises:
-    RealmError: A process has died, as when it is killed for its memory.
+    RealmError: A process has died, as when it is killed for its memory; the
+      same command may succeed, and the exit code says so.
   """
   if workers == 1:
     yield from map(function, items)
@@ -45,11 +46,14 @@ def map_in_processes(
         yield waiting.popleft().result()
     while waiting:
       yield waiting.popleft().result()
-  except BrokenProcessPool as error:
-    raise RealmError(
+  except (BrokenProcessPool, BrokenPipeError, MemoryError) as error:
+    died = RealmError(
       f"one of the {workers} processes has died, perhaps killed because the "
-      "memory was full; use fewer of them, or give the machine more memory"
-    ) from error
+      "memory was full; run the command again with fewer of them, or give the "
+      "machine more memory"
+    )
+    died.exit_code = ExitCode.LOST_PROCESS
+    raise died from error
   except KeyboardInterrupt:
     for process in {*multiprocessing.active_children()} - others:
       process.terminate()

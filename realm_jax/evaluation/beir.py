@@ -8,14 +8,17 @@ The corpus of the run is what `build_corpus --input=DIR/corpus.jsonl` makes, so
 that the documents of its blocks have BEIR's ids. A document of several blocks
 has the score of its best one (MaxP; Dai & Callan 2019). The figures are those
 of trec_eval, and as in BEIR's own evaluation a document with the query's own id
-is left out.
+is left out. OUTPUT_DIR/run.trec and qrels.trec are what trec_eval reads.
 """
 
 import dataclasses
 import functools
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from absl import logging
@@ -25,13 +28,15 @@ from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import RETRIEVED, EvaluationShard, Figures
+from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, RETRIEVED, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
+from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.json_files import read_lines, read_object
+from realm_jax.storage.line_files import lines_of
 
 _HEADER = ["query-id", "corpus-id", "score"]
 _QUERIES = 'queries.jsonl of a folder in BEIR\'s format, {"_id": …, "text": …}'
@@ -39,6 +44,7 @@ _JUDGEMENTS = (
   "qrels/SPLIT.tsv of a folder in BEIR's format: a query, a document and its "
   "grade, between tabs"
 )
+_RUN, _QRELS = "run.trec", "qrels.trec"
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
@@ -215,12 +221,31 @@ def _line(
     "evidence": [
       {
         "document": document,
-        "score": round(best[document], 6),
+        # The digits of a float32: rounded scores might be equal.
+        "score": float(f"{best[document]:.9g}"),
         "grade": query.grades.get(document, 0),
       }
       for document in order[:NUM_DOCUMENTS]
     ],
   }
+
+
+def _write_trec(queries: Sequence[JudgedQuery], retrieved: epath.Path) -> None:
+  """Writes a file of retrieved documents, and the judgements, for trec_eval."""
+  with atomic_text_file(retrieved.parent / _QRELS) as file:
+    for query in queries:
+      for document, grade in query.grades.items():
+        file.write(f"{_field(query.id)} 0 {_field(document)} {grade}\n")
+  with atomic_text_file(retrieved.parent / _RUN) as file:
+    for line in map(json.loads, lines_of(retrieved)):
+      for rank, found in enumerate(line["evidence"], 1):
+        names = f"{_field(line['id'])} Q0 {_field(found['document'])}"
+        file.write(f"{names} {rank} {found['score']} realm_jax\n")
+
+
+def _field(name: str) -> str:
+  """Returns an id in which white space is written as in a URL (`%20`)."""
+  return re.sub(r"\s", lambda space: quote(space[0]), name)
 
 
 def evaluate_beir(
@@ -245,7 +270,8 @@ def evaluate_beir(
     batch_size: Number of queries of one search.
     index: Index to build over the snapshot's blocks instead of its own. One
       that needs no vectors, such as BM25, ranks by its own scores.
-    output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
+    output_dir: Directory of `metrics.json`, `retrieved.jsonl`, `run.trec` and
+      `qrels.trec`, if any.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
@@ -280,4 +306,7 @@ def evaluate_beir(
     done += len(lines)
     parts.add(dict(zip(positions, lines, strict=True)), [done, num_searched])
   described: Figures = {"beir_dir": str(beir_dir), "split": split, **lacking}
-  return shard.report_parts(RETRIEVED, parts, described, run)
+  return shard.report_parts(
+    *(RETRIEVED, parts, described, run),
+    written=functools.partial(_write_trec, queries),
+  )

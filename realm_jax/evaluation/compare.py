@@ -1,7 +1,7 @@
-"""Two evaluations of the same questions, question by question."""
+"""Evaluations of the same questions, compared question by question."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,15 @@ from etils import epath
 from realm_jax.console import columns
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.scores import (
+  INTERVALS,
+  PREDICTIONS,
+  RETRIEVED,
   Line,
   Scores,
   bootstrap_intervals,
   permutation_p_values,
   question_scores,
+  summarize,
 )
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import read_lines, read_object
@@ -23,33 +27,52 @@ _NAMES = ("id", "question", "references", "evidence")
 
 
 class ComparisonError(RealmError):
-  """Files of two evaluations that cannot be compared."""
+  """Evaluations that cannot be compared."""
 
 
 def compare(
-  first: epath.PathLike, second: epath.PathLike, *, seed: int = 0
+  *evaluations: epath.PathLike, metrics: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Any]:
-  """Compares the scores of two files of predictions or of retrieved blocks.
+  """Compares the scores of evaluations of the same questions, in any order.
 
-  The files are `predictions.jsonl` or `retrieved.jsonl` of evaluations of the
-  same questions, in any order. `seed` is that of the resampling.
+  Each is a `predictions.jsonl` or `retrieved.jsonl`, or the folder of one.
+  `metrics` are the names of those to compare, by default all of
+  `paired_scores`, and `seed` is that of the resampling.
 
   Returns:
-    The `files`, `num_questions` and, for each of the `metrics` of
-    `paired_scores`: the means `first` and `second`; their `difference`,
-    second − first, with its 95 % paired bootstrap `interval` and the two-sided
-    `p_value` of a paired randomization test; and on how many questions each is
-    better, `first_better` and `second_better`.
+    The `evaluations`, and the `figures` of each, as `summarize` returns them.
+    Then the `comparisons` of each but the first with the first, by metric: the
+    means `first` and `second`; their `difference`, second − first, with its
+    95 % paired bootstrap `interval` and the two-sided `p_value` of a paired
+    randomization test; and on how many questions each is better,
+    `first_better` and `second_better`.
 
   Raises:
-    ComparisonError: A file is no such file, or they have other questions.
+    ComparisonError: A file is no such file, or they have other questions, or
+      one lacks a metric.
     StoreAccessError: A bucket cannot be read.
   """
-  one, two = paired_scores(first, second)
+  every = paired_scores(*evaluations)
+  if unknown := sorted({*metrics} - every[0].keys()):
+    raise ComparisonError(
+      f"the evaluations do not all have the metrics {', '.join(unknown)}; want "
+      f"some of {', '.join(every[0])}"
+    )
+  every = [{n: one[n] for n in metrics or one} for one in every]
+  return {
+    "evaluations": [*map(str, evaluations)],
+    "figures": [*map(summarize, every)],
+    "comparisons": [
+      _paired_figures(every[0], other, seed=seed) for other in every[1:]
+    ],
+  }
+
+
+def _paired_figures(one: Scores, two: Scores, *, seed: int) -> dict[str, Any]:
   differences = {name: two[name] - one[name] for name in one}
   intervals = bootstrap_intervals(differences, seed=seed)
   p_values = permutation_p_values(differences, seed=seed)
-  metrics = {
+  return {
     name: {
       "first": float(np.nanmean(one[name])),
       "second": float(np.nanmean(two[name])),
@@ -61,59 +84,75 @@ def compare(
     }
     for name, own in differences.items()
   }
-  return {
-    "files": [str(first), str(second)],
-    "num_questions": len(next(iter(one.values()))),
-    "metrics": metrics,
-  }
 
 
-def paired_scores(
-  first: epath.PathLike, second: epath.PathLike
-) -> tuple[Scores, Scores]:
-  """Returns the scores that two files of evaluations both have.
+def paired_scores(*evaluations: epath.PathLike) -> list[Scores]:
+  """Returns for each evaluation the scores that all have.
 
-  Questions are paired by their ids, in the order of the first file. If unequal
-  numbers of blocks were retrieved, the reciprocal rank, which grows with their
-  number, is left out. Raises what `compare` does.
+  Questions are paired by their ids, in the order of the first evaluation. If
+  unequal numbers of blocks were retrieved, the reciprocal rank, which grows
+  with their number, is left out. Raises what `compare` does.
   """
-  require_readable(first, second)
-  here, there = _read_lines(first), _read_lines(second)
-  if alone := here.keys() ^ there.keys():
-    raise ComparisonError(
-      f"{len(alone)} questions are in one of {first} and {second} alone, among "
-      f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
-    )
-  for key, name in itertools.product(here, ("question", "references")):
-    if here[key][name] != there[key][name]:
+  require_readable(*evaluations)
+  first, *others = [_file_of(path) for path in evaluations]
+  lines = _read_lines(first)
+  every = [question_scores([*lines.values()])]
+  depths = {len(line["evidence"]) for line in lines.values()}
+  for path in others:
+    there = _read_lines(path)
+    if alone := lines.keys() ^ there.keys():
       raise ComparisonError(
-        f"the {name} of {key!r} are {here[key][name]!r} in {first} and "
-        f"{there[key][name]!r} in {second}; evaluate both on the same QUESTIONS"
+        f"{len(alone)} questions are in one of {first} and {path} alone, among "
+        f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
       )
-  one = question_scores(list(here.values()))
-  two = question_scores([there[key] for key in here])
-  depths = {len(line["evidence"]) for line in (*here.values(), *there.values())}
+    for key, name in itertools.product(lines, ("question", "references")):
+      if lines[key][name] != there[key][name]:
+        raise ComparisonError(
+          f"the {name} of {key!r} are {lines[key][name]!r} in {first} and "
+          f"{there[key][name]!r} in {path}; evaluate both on the same QUESTIONS"
+        )
+    every.append(question_scores([there[key] for key in lines]))
+    depths |= {len(line["evidence"]) for line in there.values()}
   left_out = set() if len(depths) == 1 else {"mrr", "mrr_characters"}
-  shared = [name for name in one if name in two and name not in left_out]
-  return {n: one[n] for n in shared}, {n: two[n] for n in shared}
+  shared = [
+    name
+    for name in every[0]
+    if name not in left_out and all(name in scores for scores in every)
+  ]
+  return [{name: scores[name] for name in shared} for scores in every]
+
+
+def _file_of(evaluation: epath.PathLike) -> epath.Path:
+  """Returns the file of an evaluation, which may be named by its folder."""
+  path = epath.Path(evaluation)
+  files = path / PREDICTIONS, path / RETRIEVED
+  return next((file for file in files if file.exists()), path)
 
 
 def comparison_table(found: Mapping[str, Any]) -> str:
-  """Returns a comparison as a table for a terminal."""
-  rows: list[list[object]] = []
-  for name, metric in found["metrics"].items():
-    low, high = metric["interval"]
-    shown = metric | {
-      "difference": f"{metric['difference']:+.4f}",
-      "interval": f"[{low:+.4f}, {high:+.4f}]",
-    }
-    rows = rows or [["", *shown]]
-    rows.append([name, *shown.values()])
-  first, second = found["files"]
-  return (
-    f"first   {first}\nsecond  {second}\n"
-    f"{found['num_questions']} questions\n\n{columns(rows)}"
-  )
+  """Returns the figures and the comparisons as tables for a terminal."""
+  first, *others = found["evaluations"]
+  rows: list[list[object]] = [["", *found["figures"][0][INTERVALS]]]
+  for path, figures in zip(found["evaluations"], found["figures"], strict=True):
+    shown = [
+      f"{figures[name]:.4f} [{low:.4f}, {high:.4f}]"
+      for name, (low, high) in figures[INTERVALS].items()
+    ]
+    rows.append([path, *shown])
+  number = found["figures"][0]["num_questions"]
+  tables = [f"{number} questions", columns(rows)]
+  for path, metrics in zip(others, found["comparisons"], strict=True):
+    rows = []
+    for name, metric in metrics.items():
+      low, high = metric["interval"]
+      shown = metric | {
+        "difference": f"{metric['difference']:+.4f}",
+        "interval": f"[{low:+.4f}, {high:+.4f}]",
+      }
+      rows = rows or [["", *shown]]
+      rows.append([name, *shown.values()])
+    tables += [f"first   {first}\nsecond  {path}", columns(rows)]
+  return "\n\n".join(tables)
 
 
 def _read_lines(path: epath.PathLike) -> dict[str, Line]:
@@ -127,6 +166,6 @@ def _read_lines(path: epath.PathLike) -> dict[str, Line]:
       raise RealmError(f"a second line with the id {key!r}")
     by_id[key] = line
 
-  wanted = "predictions.jsonl or retrieved.jsonl of an evaluation"
+  wanted = f"{PREDICTIONS} or {RETRIEVED} of an evaluation"
   read_lines(path, add, wanted=wanted, error=ComparisonError)
   return by_id

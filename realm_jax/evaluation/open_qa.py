@@ -20,14 +20,9 @@ from realm_jax.evaluation.masked_sentences import (
   masked_query,
   read_masks,
 )
-from realm_jax.evaluation.outputs import (
-  PREDICTIONS,
-  RETRIEVED,
-  EvaluationShard,
-  Figures,
-)
+from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import Line
+from realm_jax.evaluation.scores import PREDICTIONS, RETRIEVED, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt

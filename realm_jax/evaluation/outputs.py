@@ -44,7 +44,6 @@ from realm_jax.storage.paths import sizes_below
 from realm_jax.storage.staging import sha256_of
 
 METRICS = "metrics.json"
-PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 # The key-value store of the processes refuses values of several megabytes.
 _CHARACTERS_PER_PIECE = 1 << 19
 
@@ -203,11 +202,13 @@ class EvaluationShard:
     described: Figures,
     run: TrainedRun,
     summarized: Callable[[Scores], Figures] = summarize,
+    written: Callable[[epath.Path], None] = lambda path: None,
   ) -> Figures:
     """Writes a file of the lines of all processes, and reports their scores.
 
     `described` says what the lines were made with. Without a name for the file,
-    the scores alone are reported.
+    the scores alone are reported. `written` is called with the path of the file
+    on process 0, before there are metrics.
 
     Raises:
       RealmError: There are no lines, or process 0 does not see those of others.
@@ -224,7 +225,10 @@ class EvaluationShard:
     def metrics() -> Figures:
       if not parts:
         raise RealmError("the task gives no questions")
-      return summarized(merge(parts, own.folder, name)) | described
+      scores = merge(parts, own.folder, name)
+      if self._output_dir is not None and name is not None:
+        written(self._output_dir / name)
+      return summarized(scores) | described
 
     figures = self.report(metrics, run)
     if own.folder is not None and self.agreement.is_leader:

@@ -9,17 +9,16 @@ same run with other texts in some blocks, in memory.
 import contextlib
 import dataclasses
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Bool, Float32, Int, Int32
 from scipy.special import softmax
 
 from realm_jax.checkpoints.store import (
@@ -29,10 +28,16 @@ from realm_jax.checkpoints.store import (
   recorded_snapshots,
 )
 from realm_jax.configuration.kept import Kept
-from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
+from realm_jax.corpus.filters import Where, allowed_rows
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.encoding import (
+  EditedBlock,
+  EditError,
+  edited_block,
+  encode_queries,
+)
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -60,7 +65,6 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.json_files import require_unicode
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
@@ -75,10 +79,6 @@ ABILITIES: Mapping[Asked, str] = {
 MAX_BATCH = 16
 # Bytes of the stored vectors that are in memory at once to score blocks.
 _SCORED_BYTES = 1 << 26
-
-
-class EditError(RealmError):
-  """A block that cannot be edited, or not into this text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +147,7 @@ class RetrievedBlock:
     title: Title of its document.
     text: Text of the block.
     url: URL of the document; empty if the corpus has none.
+    fields: Other fields of the document that the corpus keeps.
     score: f(x, z), times the retriever's scale.
     probability: The retriever's p(z|x), over the blocks that were retrieved.
   """
@@ -156,24 +157,9 @@ class RetrievedBlock:
   title: str
   text: str
   url: str
+  fields: Mapping[str, Any]
   score: float
   probability: float
-
-
-class EditedBlock(NamedTuple):
-  """A block in memory, with the names of a block of the corpus.
-
-  Attributes:
-    byte_ranges: Bytes [start, limit) of each wordpiece of the body.
-    tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
-    vector: Its vector, as the snapshot would store it.
-  """
-
-  body: str
-  body_token_ids: Int[np.ndarray, " b"]
-  byte_ranges: Int[np.ndarray, "b 2"]
-  tokens: Int32[np.ndarray, " l"]
-  vector: Float32[np.ndarray, " d"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,6 +178,7 @@ class TrainedRun:
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
     hidden: Rows that no search finds.
+    allowed: Whether a search may find each row; None lets it find all.
   """
 
   config: RunConfig
@@ -206,6 +193,7 @@ class TrainedRun:
   max_batch: int = MAX_BATCH
   edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
   hidden: frozenset[int] = frozenset()
+  allowed: Bool[np.ndarray, " N"] | None = None
 
   @classmethod
   def load(
@@ -393,34 +381,7 @@ class TrainedRun:
     self, texts: Sequence[str]
   ) -> tuple[Int32[np.ndarray, "n q"], dict[int, RealmError]]:
     """Returns what `encode` does, and the errors of texts by their number."""
-    words, length = self.vocabulary, self.config.query_length
-    queries = np.zeros((len(texts), length), np.int32)
-    refused: dict[int, RealmError] = {}
-    for number, text in enumerate(texts):
-      try:
-        require_unicode(text, f"the question {text!r}")
-      except RealmError as error:
-        refused[number] = error
-    tokens = words.tokenize_with_offsets(
-      ["" if number in refused else one for number, one in enumerate(texts)]
-    )
-    bounds = itertools.pairwise(tokens.row_offsets)
-    for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
-      token_ids = tokens.token_ids[slice(*bound)][: length - 2]
-      if number in refused:
-        continue
-      if not len(token_ids):
-        refused[number] = RealmError(f"the question {text!r} has no words")
-        continue
-      if words.unk_id in token_ids:
-        try:
-          words.require_known(text)
-        except RealmError as error:
-          refused[number] = error
-          continue
-      filled = [words.cls_id, *token_ids, words.sep_id]
-      queries[number, : len(filled)] = filled
-    return queries, refused
+    return encode_queries(self.vocabulary, texts, self.config.query_length)
 
   def embed_tokens(
     self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
@@ -444,6 +405,10 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
+    Of a filtered run, these are the k best of the blocks that are let through.
+    An index is searched for more blocks until there are as many, so that an
+    exact one stays exact.
+
     The scores are f(x, z), computed from the vectors that the snapshot stores,
     as in training. An index that has scores of its own, such as BM25, keeps
     them, times the scale that the run has learned for them, if it has.
@@ -454,12 +419,23 @@ class TrainedRun:
     """
     index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
-    k = min(k, index.num_blocks - len(self.hidden))
+    allowed = np.ones(index.num_blocks, bool)
+    if self.allowed is not None:
+      allowed = self.allowed.copy()
+    allowed[[*self.hidden]] = False
+    k = min(k, int(allowed.sum()))
     # An exact search compiles a program for each k. Powers of two are few.
     more = 1 << (len(changed) - 1).bit_length() if changed else 0
-    found, vectors = self._search_index(
-      token_ids, min(k + more, index.num_blocks), current=current
-    )
+    number = k + more
+    while True:
+      number = min(number, index.num_blocks)
+      found, vectors = self._search_index(token_ids, number, current=current)
+      if self.allowed is None or number == index.num_blocks:
+        break
+      fewest = allowed[found.rows].sum(axis=1).min(initial=number)
+      if fewest >= k:
+        break
+      number = 1 << (4 * number - 1).bit_length()
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
@@ -471,8 +447,9 @@ class TrainedRun:
         own = slice(start, start + size)
         stored = self.snapshot.vectors(rows[own])
         scores[own] = scale * np.einsum("bd,bkd->bk", vectors[own], stored)
-    scores = np.where(np.isin(rows, changed), -np.inf, scores)
-    if own := [row for row in self.edits if row not in self.hidden]:
+    is_left_out = ~allowed[rows] | np.isin(rows, [*self.edits])
+    scores = np.where(is_left_out, -np.inf, scores)
+    if own := [row for row in self.edits if allowed[row]]:
       edited = np.stack([self.edits[row].vector for row in own])
       repeated = np.tile(np.array(own, rows.dtype), (len(rows), 1))
       rows = np.concatenate([rows, repeated], axis=1)
@@ -531,12 +508,11 @@ class TrainedRun:
   def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
     """Returns a block with its texts, its score and its probability."""
     if row == NULL_ROW:
-      return RetrievedBlock(row, "", "", "", "", score, probability)
+      return RetrievedBlock(row, "", "", "", "", {}, score, probability)
     block = self.corpus.block(row)
     text = self.content(row).body
-    return RetrievedBlock(
-      row, block.name, block.title, text, block.url, score, probability
-    )
+    named = block.name, block.title, text, block.url, block.fields
+    return RetrievedBlock(row, *named, score, probability)
 
   def content(self, row: int) -> CorpusBlock | EditedBlock:
     """Returns a block with its `body`, `body_token_ids` and `byte_ranges`."""
@@ -577,7 +553,16 @@ class TrainedRun:
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
-    made = [self._edited_block(row, text) for row, text in texts.items()]
+    made = [
+      edited_block(
+        self.vocabulary,
+        self.corpus.block(row),
+        text,
+        block_length=self.corpus.block_length,
+        padded_length=self.config.block_length,
+      )
+      for row, text in texts.items()
+    ]
     if made:
       vectors = self.compute(
         embed_blocks,
@@ -595,25 +580,16 @@ class TrainedRun:
     edits = {**self.edits, **dict(zip(texts, made, strict=True))}
     return dataclasses.replace(self, edits=edits, hidden=frozenset(hidden))
 
-  def _edited_block(self, row: int, text: str) -> EditedBlock:
-    """Returns a block with another text, and no vector yet."""
-    block, words = self.corpus.block(row), self.vocabulary
-    text = text.strip()
-    made = words.tokenize_with_offsets([text])
-    title = block.token_ids[: block.title_length]
-    room = self.corpus.block_length - NUM_SPECIAL_TOKENS - len(title)
-    if not len(made.token_ids):
-      raise EditError("the text has no words; write some, or restore the block")
-    if len(made.token_ids) > room:
-      raise EditError(
-        f"the text has {len(made.token_ids)} wordpieces, and the block "
-        f"{block.name} has room for {room}; shorten it"
-      )
-    own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
-    tokens = np.zeros(self.config.block_length, np.int32)
-    tokens[: len(own)] = own
-    none = np.zeros(0, np.float32)
-    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, none)
+  def filtered(self: AnyRun, where: Where) -> AnyRun:
+    """Returns this run, whose searches find what a filter lets through.
+
+    `corpus.filters` describes filters, such as `{"language": "de"}`.
+
+    Raises:
+      RealmError: The filter is none, names a field that the corpus does not
+        keep, or lets no block through.
+    """
+    return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
 
 
 def whole_batch(batch_size: int, devices: int) -> int:

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 
 from realm_jax.console import figures_table
 
-# A line of `predictions.jsonl` or `retrieved.jsonl`.
+PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
+# A line of one of these.
 Line = dict[str, Any]
 # Scores by name, a value for each question; NaN where it has none.
 Scores = Mapping[str, Float[np.ndarray, "_"]]

@@ -21,7 +21,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.local_disk import drop_pages
 
-_FILE = "index.faiss"
+FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
 _TRAINING_SAMPLE = 200_000
 
@@ -74,14 +74,14 @@ class FaissConfig(IndexConfig):
     if directory is not None:
       directory.mkdir(parents=True)
       # FAISS's own writer may not report a full disk.
-      with (directory / _FILE).open("wb") as file:
+      with (directory / FILE).open("wb") as file:
         library.write_index(index, library.PyCallbackIOWriter(file.write))
     return FaissIndex(index, blocks, config=self)
 
   def load(self, directory: Path, blocks: Blocks) -> "FaissIndex":
     """Loads what `build` wrote, memory-mapped where FAISS can do so."""
     library = _library()
-    path = directory / _FILE
+    path = directory / FILE
     try:
       index = library.read_index(str(path), library.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:

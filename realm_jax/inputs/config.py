@@ -25,6 +25,7 @@ from realm_jax.settings import (
   OfRun,
   PositiveInt,
   Range,
+  Seed,
   require_valid,
 )
 
@@ -130,7 +131,7 @@ class DataConfig(TaskContext):
   block_length: Annotated[BlockLength, OfRun()] = 288
   split: str = "train"
   task_modules: Annotated[Sequence[str], OfRun()] = ("realm_jax.tasks",)
-  seed: NonNegativeInt = 0
+  seed: Seed = 0
   max_masks: Annotated[PositiveInt, OfRun()] = 10
   other_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   batches_ahead: NonNegativeInt = 2

@@ -148,9 +148,12 @@ class ExampleStream:
     """Opens the records of a task, and logs what is wrong with them."""
     source, split, seed = task.source, self._config.split, self._config.seed
     if split not in source.splits:
+      known = ", ".join(source.splits) or (
+        "those of question_files: none; give a file of questions (show_task "
+        "--questions, or QUESTIONS or TRAIN_QUESTIONS of a run)"
+      )
       raise TaskError(
-        f"task {task.name!r} has no split {split!r}, only "
-        f"{', '.join(source.splits) or 'those of question_files: none'}"
+        f"task {task.name!r} has no split {split!r}, only {known}"
       )
     if task.requires_caching:
       raise TaskError(

@@ -1,6 +1,6 @@
 """Questions with their answers, in JSON Lines.
 
-A file may be compressed (.gz, .zst). To read it needs no seqio.
+A file may be compressed (.gz, .bz2, .xz, .zst). To read it needs no seqio.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

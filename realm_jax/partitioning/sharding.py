@@ -229,10 +229,14 @@ class RowGroups(NamedTuple):
       ValueError: The groups, each in so many `parts`, cannot share the rows
         evenly.
     """
-    if num_rows % (self.count * parts):
+    groups = self.count * parts
+    if num_rows % groups:
+      fitting = num_rows // groups * groups
       raise RealmError(
-        f"batch_size={num_rows} is not a multiple of the {self.count * parts} "
-        "groups that share it (data × fsdp × microbatches); change BATCH_SIZE"
+        f"batch_size={num_rows} is not a multiple of the {groups} groups that "
+        "share it (data × fsdp × microbatches); give a new run "
+        f"BATCH_SIZE={fitting or groups} or {fitting + groups}, and continue a "
+        "run, whose BATCH_SIZE stays, on a number of devices that divides it"
       )
     return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
 

@@ -208,12 +208,13 @@ class PageApp:
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
-    texts = fields["queries"]
+    texts, where = fields["queries"], _filter(fields)
     if not {"topk", "return_scores"} & fields.keys():
       k = _number_of_blocks("k", fields.get("k"))
-      retrieve = functools.partial(self._service.retrieve, k=k)
+      retrieve = functools.partial(self._service.retrieve, k=k, where=where)
+      key = "retrieve", k, json.dumps(where)
       return await self._results(
-        request, retrieve, texts, ("retrieve", k), name="query", per_text=k
+        request, retrieve, texts, key, name="query", per_text=k
       )
     # The protocol of Search-R1.
     if "k" in fields:
@@ -225,16 +226,18 @@ class PageApp:
     scores = fields.get("return_scores") or False
     if not isinstance(scores, bool):
       raise RequestError(f"return_scores={scores!r}; want true or false")
-    find = functools.partial(self._service.documents, k=k, return_scores=scores)
-    return await self._results(
-      request, find, texts, ("documents", k, scores), per_text=k
+    find = functools.partial(
+      self._service.documents, k=k, where=where, return_scores=scores
     )
+    key = "documents", k, scores, json.dumps(where)
+    return await self._results(request, find, texts, key, per_text=k)
 
   async def _answer(self, request: Request) -> Response:
-    texts = (await _fields(request, "questions"))["questions"]
-    return await self._results(
-      request, self._service.answer, texts, "ask", name="question"
-    )
+    fields = await _fields(request, "questions")
+    texts, where = fields["questions"], _filter(fields)
+    answer = functools.partial(self._service.answer, where=where)
+    key = "ask", json.dumps(where)
+    return await self._results(request, answer, texts, key, name="question")
 
   async def _results(
     self,
@@ -321,6 +324,16 @@ async def _fields(request: Request, wanted: str) -> dict[str, Any]:
   if not isinstance(fields, dict) or wanted not in fields:
     raise RequestError(f'the request has no field {wanted!r}, as in {{"…": …}}')
   return fields
+
+
+def _filter(fields: dict[str, Any]) -> dict[str, Any] | None:
+  """Returns the filter of a request, if it has one."""
+  where = fields.get("where")
+  if where is not None and not isinstance(where, dict):
+    raise RequestError(
+      f'where={where!r}; want an object such as {{"language": "de"}}'
+    )
+  return where
 
 
 def _number_of_blocks(name: str, given: Any) -> int:

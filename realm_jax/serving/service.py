@@ -11,16 +11,17 @@ import numpy as np
 from realm_jax.answers.match import exact_match
 from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.filters import Where
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import kind_of
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
   SENTENCE,
-  EditError,
   TrainedRun,
 )
 from realm_jax.settings import Asked
@@ -114,12 +115,15 @@ class Service:
       raise RequestError(f"this page cannot {ABILITIES[kind]}")
     return runs[kind]
 
-  def retrieve(self, texts: Sequence[str], k: int) -> Iterator[dict[str, Any]]:
-    """Yields the k best blocks for each text; `app` has the fields.
+  def retrieve(
+    self, texts: Sequence[str], k: int, where: Where | None = None
+  ) -> Iterator[dict[str, Any]]:
+    """Yields the k best blocks that a filter lets through for each text.
 
-    The entry of a text that cannot be searched for has an `error`.
+    docs/service.md has the fields. The entry of a text that cannot be searched
+    for has an `error`.
     """
-    run = self._run
+    run = self._run if where is None else self._run.filtered(where)
     token_ids, refused = run.encode_each(texts)
     good = [number for number in range(len(texts)) if number not in refused]
     found = run.search(token_ids[good], k) if good else None
@@ -133,13 +137,18 @@ class Service:
       yield {"query": text, "blocks": [*map(vars, blocks)], **_source(run)}
 
   def documents(
-    self, texts: Sequence[str], k: int, *, return_scores: bool
+    self,
+    texts: Sequence[str],
+    k: int,
+    where: Where | None = None,
+    *,
+    return_scores: bool,
   ) -> Iterator[list[dict[str, Any]]]:
     """Yields the same in the form of Search-R1's retrieval server.
 
     A text that cannot be searched for has no documents.
     """
-    for one in self.retrieve(texts, k):
+    for one in self.retrieve(texts, k, where):
       found = []
       for block in one.get("blocks", ()):
         document = {name: block[name] for name in ("id", "title", "text")}
@@ -148,12 +157,16 @@ class Service:
         found.append(scored if return_scores else document)
       yield found
 
-  def answer(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields answers to questions; `app` has the fields.
+  def answer(
+    self, texts: Sequence[str], where: Where | None = None
+  ) -> Iterator[dict[str, Any]]:
+    """Yields answers to questions, from what a filter lets through.
 
-    The entry of a question that cannot be searched for has an `error`.
+    docs/service.md has the fields. The entry of a question that cannot be
+    searched for has an `error`.
     """
     run = self.run_for(QUESTION)
+    run = run if where is None else run.filtered(where)
     token_ids, refused = run.encode_each(texts)
     good = [number for number in range(len(texts)) if number not in refused]
     asked = [texts[number] for number in good]

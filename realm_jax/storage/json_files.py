@@ -9,6 +9,7 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import atomic_text_file
+from realm_jax.storage.line_files import LONGEST_LINE
 from realm_jax.storage.paths import read_bytes
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ def read_object(line: bytes) -> dict[str, Any]:
   Raises:
     RealmError: It is none; the message says what it is instead.
   """
+  if len(line) > LONGEST_LINE:
+    raise RealmError(
+      f"the line has over {LONGEST_LINE >> 20} MiB; cut what it holds into "
+      "several lines"
+    )
   try:
     # A byte order mark may begin a file, or one that was joined to another.
     value = json.loads(line.decode("utf-8-sig"))

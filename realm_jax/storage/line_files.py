@@ -1,8 +1,12 @@
 """Lines of files, plain or compressed."""
 
+import bz2
 import gzip
+import itertools
+import lzma
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import zstandard
@@ -10,59 +14,82 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 
-_DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
+# Bytes of the longest line that is read, as much as a shard of a corpus has.
+LONGEST_LINE = 64 << 20
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+# Bytes that are read at once. Of zstd they are few, because each may become
+# 32 KiB.
+_AT_ONCE, _AT_ONCE_OF_ZSTD = 1 << 17, 1 << 10
 
 
 def lines_of(path: epath.PathLike) -> Iterator[bytes]:
-  """Yields the lines of a file: plain, or compressed (.gz, .zst).
+  """Yields the lines of a file: plain, or compressed (.gz, .bz2, .xz, .zst).
 
-  Empty lines at its end are left out.
+  Empty lines at its end are left out. Of a line of over `LONGEST_LINE` bytes, a
+  little more than these come, and `read_object` refuses it.
 
   Raises:
     RealmError: The file cannot be decompressed.
   """
-  empty = []
-  for line in _all_lines(str(path)):
+  num_empty = 0
+  for line in _lines(_chunks(str(path))):
     if line.strip():
-      yield from empty
-      empty.clear()
+      yield from itertools.repeat(b"\n", num_empty)
+      num_empty = 0
       yield line
     else:
-      empty.append(line)
+      num_empty += 1
 
 
-def _all_lines(name: str) -> Iterator[bytes]:
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+  """Yields the lines of a file that comes in chunks."""
+  # What is kept of the line that has begun.
+  parts, size = list[bytes](), 0
+  for chunk in chunks:
+    *ends, begun = chunk.split(b"\n")
+    for end in ends:
+      yield b"".join((*parts, end, b"\n"))
+      parts, size = [], 0
+    if size <= LONGEST_LINE:
+      parts.append(begun)
+      size += len(begun)
+  if size:
+    yield b"".join(parts)
+
+
+def _chunks(name: str) -> Iterator[bytes]:
+  """Yields what a file holds, decompressed, in chunks of bounded size."""
   with epath.Path(name).open("rb") as raw:
-    if not name.endswith((".gz", ".zst")):
-      yield from raw
+    kind = Path(name).suffix
+    if kind not in (*_OPENERS, ".zst"):
+      yield from iter(lambda: raw.read(_AT_ONCE), b"")
       return
     try:
-      if name.endswith(".gz"):
-        yield from gzip.GzipFile(fileobj=raw)
+      if kind == ".zst":
+        yield from _zstd_chunks(raw)
       else:
-        yield from _zstd_lines(raw)
+        with _OPENERS[kind](raw) as file:
+          yield from iter(lambda: file.read(_AT_ONCE), b"")
     except _DAMAGED as error:
       raise RealmError(
         f"{name} cannot be decompressed ({error}); fetch or compress it again"
       ) from error
 
 
-def _zstd_lines(raw: IO[Any]) -> Iterator[bytes]:
-  """Yields the lines that zstd has compressed, in one frame or in several.
+def _zstd_chunks(raw: IO[Any]) -> Iterator[bytes]:
+  """Yields what zstd has compressed, in one frame or in several.
 
   The library's own reader takes a frame that is cut for the end of the file;
   this raises `EOFError`.
   """
-  frame, rest = None, b""
-  while compressed := raw.read(1 << 17):
+  frame = None
+  while compressed := raw.read(_AT_ONCE_OF_ZSTD):
     while compressed:
       frame = frame or zstandard.ZstdDecompressor().decompressobj()
-      *lines, rest = (rest + frame.decompress(compressed)).split(b"\n")
-      yield from (line + b"\n" for line in lines)
+      yield frame.decompress(compressed)
       compressed = frame.unused_data
       if frame.eof:
         frame = None
   if frame is not None:
     raise EOFError("the file ends within a frame")
-  if rest:
-    yield rest

@@ -30,6 +30,12 @@ WITHOUT_CAPITALS = frozenset(
 EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 UNSPACED = EAST_ASIAN + r"\p{Thai}\p{Lao}\p{Tibetan}\p{Myanmar}\p{Khmer}"
 UNSPACED_CHARACTER = regex.compile(f"[{UNSPACED}]")
+# What BERT's tokenizer takes for one word has no white space, punctuation or
+# CJK. A run of another script without spaces is many words.
+_IN_WORD = (
+  r"[^\s\p{P}$+<=>^`|~\u2000-\u206f\u2e80-\u9fff\uf900-\ufaff"
+  rf"\U00020000-\U0003ffff{UNSPACED}]"
+)
 
 # Letters that are looked at for the script of a text.
 _NUM_SAMPLED = 64
@@ -54,6 +60,12 @@ def require_language(code: str) -> None:
     f"{code!r} is no language's code of ISO 639-1, such as {ENGLISH}; near it: "
     f"{', '.join(sorted(near)) or 'none'}"
   )
+
+
+def words_longer_than(length: int) -> regex.Pattern[str]:
+  """Returns a pattern of longer words, in scripts that have spaces."""
+  # It is tried at the starts of words alone: its time is linear.
+  return regex.compile(rf"(?<!{_IN_WORD}){_IN_WORD}{{{length + 1},}}")
 
 
 @functools.cache

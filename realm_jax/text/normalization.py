@@ -31,10 +31,10 @@ from jaxtyping import Int
 from realm_jax.errors import RealmError
 from realm_jax.settings import require_valid
 
-# Control and format characters and private use, which BERT ignores. The syntax
-# is both RE2's and Python's.
-IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
-_IGNORED = regex.compile(IGNORED)
+# Control and format characters and private use, which BERT ignores.
+_IGNORED = regex.compile(
+  "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
+)
 # Marks that can be seen, such as accents.
 _DRAWN_MARK = regex.compile(r"(?!\p{DI})\p{M}")
 _UTF32 = "utf-32-le"

@@ -58,10 +58,11 @@ _NUMBER, _END = "0", -1
 _CHARACTER = regex.compile(rf"[เ-ไເ-ໄ]?[{UNSPACED}]\p{{M}}*[ะาำๅະາຳ]?")
 _LETTER = rf"(?:(?![\d_{UNSPACED}])\w)"
 # Groups of scripts without spaces have the names of what can find words there.
+# Its time may grow with the square of a run, so that runs are cut.
 _TOKEN = regex.compile(
   # Also 3:08, 20–18, 27-30% and 5/7/1990.
   r"(?P<number>\d+(?:[.,٫٬:/–-]\d+)*(?: ?[%٪])?)"
-  r"|(?P<jieba>\p{Han}+)|(?P<pythainlp>(?:(?!\d)\p{Thai})+)"
+  r"|(?P<jieba>\p{Han}{1,1000})|(?P<pythainlp>(?:(?!\d)\p{Thai}){1,1000})"
   rf"|(?P<nothing>(?:(?!\d)[{UNSPACED}])+)"
   rf"|(?P<word>{_LETTER}+(?:['’‐‑-]{_LETTER}+)*)"
   r"|(?P<other>\S)"

@@ -187,10 +187,14 @@ def _candidates(
 ) -> Iterator[tuple[list[tuple[int, int]], bool]]:
   """Yields runs of capitalized words, and whether each begins a sentence."""
   for start, limit in sentence_characters(text, language):
+    # From the last character of the name before, so that a long sentence is not
+    # looked through for each of its names.
+    after = start
     for match in _NAME.finditer(text, start, limit):
       words = [word.span() for word in _NAME_WORD.finditer(text, *match.span())]
-      before = text[start : match.start()].rstrip()
+      before = text[max(start, after - 1) : match.start()].rstrip()
       is_initial = not before or before[-1] in _OPENINGS
+      after = match.end()
       yield words, is_initial
 
 
@@ -214,6 +218,7 @@ def names(
     if not is_initial:
       inside.add(text[words[0][0] : words[-1][1]])
   in_small = {word for word in _ANY_WORD.findall(text) if word.islower()}
+  no_openings = in_small - _NAME_OPENINGS
 
   for words, is_initial in candidates:
     first = text[slice(*words[0])]
@@ -225,7 +230,7 @@ def names(
       drop = False
     else:
       drop = is_initial and (
-        _is_function_word(first) or first.lower() in in_small - _NAME_OPENINGS
+        _is_function_word(first) or first.lower() in no_openings
       )
     if drop:
       words = words[1:]

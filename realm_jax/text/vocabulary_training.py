@@ -14,7 +14,7 @@ from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
 )
 
-from realm_jax.text.normalization import IGNORED
+from realm_jax.text.normalization import Normalization, character_table
 from realm_jax.text.wordpieces import (
   CONTINUATION,
   LONGEST_WORD,
@@ -30,6 +30,10 @@ _TEXTS_PER_CALL = 512
 # number of such words.
 _LONG_TO_LEARN = 24
 _MOST_LONG_WORDS = 20_000
+# Different words that are counted, before the rarest are dropped; and parts of
+# the commonest words that pieces are learned from, which take 100 bytes each.
+_MOST_WORDS = 4_000_000
+_MOST_PARTS = 8_000_000
 
 
 def train_vocabulary(
@@ -44,8 +48,8 @@ def train_vocabulary(
   is every ideograph. This takes the lowest threshold whose vocabulary fits in
   `size`, and fills it with the characters that are left and then with pieces of
   the next lower one; if all words fit, each is one piece. The texts are read
-  once, and only word counts are in memory. `cased` pieces keep capitals and
-  accents.
+  once, and only counts of up to four million words are in memory. `cased`
+  pieces keep capitals and accents.
 
   Raises:
     VocabularyError: The texts have no words, or `size` is too small.
@@ -81,6 +85,10 @@ def train_vocabulary(
   kept = [form for form, n in zip(forms, sizes, strict=True) if n <= half]
   learnable = _learnable(words, {*reserved, *(form[0] for form in kept)})
   alone = [c for c in commonest if c not in in_words]
+  # At this threshold the words alone are too many.
+  num_free = size - len(reserved) - sum(map(len, kept))
+  counts = [count for _, count in learnable.most_common()]
+  too_low = counts[num_free] if num_free < len(counts) else 0
 
   @functools.cache
   def learned(threshold: int) -> list[str]:
@@ -99,9 +107,8 @@ def train_vocabulary(
     return [*dict.fromkeys(pieces)]
 
   def fits(threshold: int) -> bool:
-    return len(learned(threshold)) <= size
+    return threshold > too_low and len(learned(threshold)) <= size
 
-  # Thresholds are doubled, because low ones are quick to learn.
   least = 1
   while not fits(least):
     least *= 2
@@ -121,7 +128,7 @@ def _count_words(
   texts: Iterable[str], *, cased: bool
 ) -> collections.Counter[str]:
   """Counts normalized words, split as the tokenizer splits them."""
-  normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
+  table = character_table(Normalization.of(cased=cased))
   # A vocabulary may not be empty. So each word becomes one piece, "A" or [UNK].
   splitter = tf_text.FastWordpieceTokenizer(
     vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
@@ -129,20 +136,21 @@ def _count_words(
   counts: collections.Counter[bytes] = collections.Counter()
   remaining = iter(texts)
   while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
-    folded = tf.constant(batch)
-    if cased:
-      folded = tf.strings.regex_replace(folded, IGNORED, "")
-    else:
-      folded = normalizer.normalize(folded)
-    _, starts, limits = splitter.tokenize_with_offsets(folded)
+    normalized = table.normalize(batch).texts
+    _, starts, limits = splitter.tokenize_with_offsets(normalized)
     for text, text_starts, text_limits in zip(
-      folded.numpy(), starts.to_list(), limits.to_list(), strict=True
+      normalized, starts.to_list(), limits.to_list(), strict=True
     ):
       counts.update(map(text.__getitem__, map(slice, text_starts, text_limits)))
-  words = {word.decode("utf-8"): count for word, count in counts.items()}
-  return collections.Counter(
-    {w: n for w, n in words.items() if w not in SPECIAL_PIECES}
-  )
+    rarest = 0
+    while len(counts) > _MOST_WORDS:
+      rarest += 1
+      kept = {word: n for word, n in counts.items() if n > rarest}
+      counts = collections.Counter(kept)
+  words = collections.Counter({w.decode(): n for w, n in counts.items()})
+  for piece in SPECIAL_PIECES:
+    words.pop(piece, None)
+  return words
 
 
 def _learnable(
@@ -151,7 +159,8 @@ def _learnable(
   """Returns the words of these characters that pieces are learned from.
 
   Texts without spaces have few words twice, and the learner takes minutes and
-  gigabytes for long ones: these are cut, and sampled if they are many.
+  gigabytes for long ones: these are cut, and sampled if they are many. Of very
+  many words, the rarest are left out.
   """
   spelled = [w for w in words if len(w) > 1 and characters.issuperset(w)]
   learnable = collections.Counter(
@@ -165,4 +174,9 @@ def _learnable(
     for start in range(0, len(word), _LONG_TO_LEARN):
       part = word[start : start + _LONG_TO_LEARN]
       learnable[part] += stride * words[word]
-  return learnable
+  ranked = learnable.most_common()
+  num_parts = itertools.accumulate(
+    len(w) * (len(w) + 1) // 2 for w, _ in ranked
+  )
+  most = bisect.bisect_right([*num_parts], _MOST_PARTS)
+  return collections.Counter(dict(ranked[:most]))

@@ -21,8 +21,10 @@ from realm_jax.settings import (
   OfRun,
   PositiveFloat,
   PositiveInt,
+  Range,
   require_valid,
 )
+from realm_jax.training.metric_writers import Tracker
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.stage import Stage
 
@@ -152,6 +154,8 @@ class TrainConfig:
       computes on less padding, and takes longer to compile.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
+    metric_writers: What shows the metrics, beside metrics.jsonl: "tensorboard",
+      "wandb", or a `Tracker` of your own (`metric_writers.py`).
     steps_ahead: Number of steps whose batches are in preparation while a step
       computes. More of them hide a search that takes several steps, and
       `current_queries` are then as many steps old.
@@ -162,7 +166,8 @@ class TrainConfig:
   stage: Stage
   retriever: Annotated[Retriever, OfRun()]
   optimizer: OptimizerConfig
-  num_steps: NonNegativeInt
+  # Devices count them in 32 bits.
+  num_steps: Annotated[int, Range(least=0, most=2**31 - 1)]
   reader: Annotated[Reader | None, OfRun()] = None
   components: Annotated[Mapping[str, Component], OfRun()] = dataclasses.field(
     default_factory=dict
@@ -174,6 +179,9 @@ class TrainConfig:
   pack: bool = True
   max_shape_buckets: PositiveInt = 3
   retrieve_on_device: Annotated[bool, OfRun()] = False
+  metric_writers: Sequence[Literal["tensorboard", "wandb"] | Tracker] = (
+    "tensorboard",
+  )
   steps_ahead: PositiveInt = 1
 
   def __post_init__(self) -> None:

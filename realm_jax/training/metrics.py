@@ -1,32 +1,26 @@
-"""Metrics of a run: their files, TensorBoard, lines of the log, and NaNs.
+"""Metrics of a run: their rows and writers, lines of the log, and NaNs.
 
 Metrics are fetched two steps late, so that the host never waits for the step
 that the devices compute.
 """
 
 import collections
-import functools
-import itertools
+import datetime
 import math
-import os
-import socket
-import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import google_crc32c
 import jax
 from absl import logging
 from etils import epath
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 
 from realm_jax.errors import RealmError
 from realm_jax.storage.access import explained
 from realm_jax.storage.paths import is_remote
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.metric_rows import MetricRows, Records, read_rows
+from realm_jax.training.metric_rows import MetricRows, read_rows
+from realm_jax.training.metric_writers import Tracker, open_writers
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 15.0
@@ -49,9 +43,6 @@ _FALLEN = 0.6
 _SMOOTHING = 0.05
 # Number of steps before the first warning, and between two.
 _PATIENCE_STEPS = 50
-# Event files that this process has begun, which may be several in a second.
-# Readers go by the order of the names.
-_event_files = itertools.count()
 
 
 class NonFiniteLossError(RealmError):
@@ -61,13 +52,14 @@ class NonFiniteLossError(RealmError):
 class MetricsLog:
   """Writes the metrics of every step, in order, two steps late.
 
-  They go to files of rows and of TensorBoard events. What cannot be written,
-  such as on a full disk, is said once and tried again with the next rows:
-  metrics do not end a run.
+  They go to the file of rows and to writers such as TensorBoard's. What cannot
+  be written, such as on a full disk, is said once and tried again with the next
+  rows: metrics do not end a run.
 
   Args:
     model_dir: Directory of the files.
     start_step: Number of steps that are done; `MetricRows` removes later rows.
+    writers: Names or settings of writers (`metric_writers.py`).
     began: Time, as of `time.time`, from which a new run's goodput counts.
     writes: Whether this process writes files and shows progress. All look for
       NaNs, so that a run ends everywhere.
@@ -81,6 +73,7 @@ class MetricsLog:
     num_steps: int,
     examples_per_step: int,
     freeze_retriever_steps: int = 0,
+    writers: Sequence[str | Tracker] = ("tensorboard",),
     began: float | None = None,
     writes: bool = True,
   ):
@@ -99,24 +92,13 @@ class MetricsLog:
       began=time.time() if began is None else began,
     )
     self._rows = MetricRows(model_dir, start_step=start_step)
-    # To a file on an object store nothing can be appended: there, each flush
-    # uploads another one.
-    self._events = Records(
-      self._new_events
-      if is_remote(model_dir)
-      else functools.partial(epath.Path, self._new_events()),
-      header=_event(file_version="brain.Event:2"),
-    )
+    self._writers = open_writers(writers, model_dir) if writes else []
+    # The last step that the log shows, and when it was written.
+    self._shown: tuple[int, float] | None = None
     self._has_warned = False
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     self._flush_files()
-
-  def _new_events(self) -> epath.Path:
-    return self._model_dir / (
-      f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-      f"{os.getpid()}.{next(_event_files):06d}"
-    )
 
   def push(
     self,
@@ -153,6 +135,8 @@ class MetricsLog:
   def close(self) -> None:
     """Writes what was taken; metrics that are still pending are dropped."""
     self._flush_files()
+    for writer in self._writers:
+      writer.close()
     if self._writes:
       logging.info("%s", self._goodput)
 
@@ -160,9 +144,9 @@ class MetricsLog:
     if not self._writes:
       return
     self._flush_at = time.monotonic() + _FLUSH_SECONDS
-    for records in (self._rows, self._events):
+    for writer in (self._rows, *self._writers):
       try:
-        records.flush()
+        writer.flush()
       except Exception as error:
         message = explained(error)
         if message is None and not isinstance(error, OSError):
@@ -188,15 +172,14 @@ class MetricsLog:
     if not self._writes:
       return
     self._rows.add_row({"step": step, **metrics})
-    values = [
-      Summary.Value(tag=name, simple_value=value)
-      for name, value in metrics.items()
-      if isinstance(value, float)
-    ]
-    self._events.add(_event(step=step, summary=Summary(value=values)))
+    scalars = {n: x for n, x in metrics.items() if isinstance(x, float)}
+    for writer in self._writers:
+      writer.write_scalars(step, scalars)
     # An object store gets them with each checkpoint.
     if not is_remote(self._model_dir) and time.monotonic() >= self._flush_at:
       self._flush_files()
+    # The pace counts from the first step on, which was compiled before it.
+    self._shown = self._shown or (step, time.monotonic())
     if time.monotonic() >= self._line_at or step == self._num_steps:
       self._log(step, metrics)
 
@@ -205,28 +188,15 @@ class MetricsLog:
     shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
     if "staleness_steps" in metrics:
       shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
-    self._line_at = time.monotonic() + _LOG_LINE_SECONDS
+    now = time.monotonic()
+    self._line_at = now + _LOG_LINE_SECONDS
     text = ", ".join(f"{name} {value}" for name, value in shown.items())
+    left, (last, since) = self._num_steps - step, self._shown or (step, now)
+    if left and step > last:
+      seconds = round(left * (now - since) / (step - last))
+      text += f", {datetime.timedelta(seconds=seconds)} left"
+    self._shown = step, now
     logging.info("step %d of %d: %s", step, self._num_steps, text)
-
-
-def _event(**fields: Any) -> bytes:
-  """Returns the record of an event, a protocol buffer without Python types.
-
-  A record is the length of its data, the data, and a checksum of each.
-  tensorboard's own writer computes these in Python, which takes longer than all
-  else that is done for a step's metrics.
-  """
-  data = Event(wall_time=time.time(), **fields).SerializeToString()
-  length = struct.pack("<Q", len(data))
-  return length + _checksum(length) + data + _checksum(data)
-
-
-def _checksum(data: bytes) -> bytes:
-  """Returns the masked CRC-32C of TFRecords."""
-  crc = google_crc32c.value(data)
-  rotated = crc >> 15 | crc << 17
-  return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 class _CollapseMonitor:

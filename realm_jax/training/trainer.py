@@ -133,6 +133,7 @@ def open_run(
       num_steps=config.num_steps,
       examples_per_step=data.batch_size,
       freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
+      writers=config.metric_writers,
       began=began,
       writes=loop.is_leader,
     )

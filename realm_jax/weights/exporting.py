@@ -2,7 +2,8 @@
 
 Vectors are written as files that any library reads:
 
-vectors.npy    [N, d] in float32, a row for each block
+vectors.npy    [N, d] in float32, a row for each block; for FAISS instead
+index.faiss    the same as a flat index of inner products
 blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
 vectors.json   checkpoint, corpus, dimension and scale
 """
@@ -18,6 +19,8 @@ from etils import epath
 from realm_jax.checkpoints.store import FOLDER, locate
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
+from realm_jax.indexes import faiss
+from realm_jax.indexes.protocol import Blocks
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.loading import corpus_of
@@ -191,16 +194,20 @@ def export_vectors(
   retriever: BertRetriever,
   output_dir: epath.PathLike,
   *,
+  to: Literal["vectors", "faiss"] = "vectors",
   snapshots_dir: epath.PathLike | None = None,
   checkpoint_step: int | None = None,
 ) -> str:
   """Writes the vectors and the ids of all blocks, in bounded memory.
+
+  A flat index of FAISS is made in memory, from vectors that are on the disk.
 
   Args:
     model_dir: Directory of the run.
     corpus_dir: Corpus that was embedded, in any version.
     retriever: Retriever of the run, which says what vectors are compared by.
     output_dir: Directory to make; it appears complete or not at all.
+    to: `vectors` for vectors.npy, or `faiss` for index.faiss.
     snapshots_dir: Directory of the snapshots, if not in `model_dir`.
     checkpoint_step: Step of the snapshot; None takes the newest.
 
@@ -210,6 +217,7 @@ def export_vectors(
   Raises:
     WeightsError: `output_dir` is not empty, or the retriever is of another
       dimension.
+    RealmError: FAISS is not installed.
     SnapshotError: There is no such snapshot, it is damaged, it is of
       another corpus, or a vector is not finite.
     CorpusError: There is no corpus.
@@ -237,8 +245,9 @@ def export_vectors(
     # The snapshot may be removed meanwhile.
     embeddings.map_all()
     num_blocks, dim = embeddings.shape
+    name = faiss.FILE if to == "faiss" else _VECTORS
     with (
-      atomic_file(output / _VECTORS) as path,
+      atomic_file(output / name) as path,
       Progress("vectors", total=num_blocks) as progress,
     ):
       array = create_mapped_array(path, np.float32, (num_blocks, dim))
@@ -249,6 +258,11 @@ def export_vectors(
         array[start : start + len(part)] = part
         progress.advance(len(part))
       array.flush()
+      if to == "faiss":
+        made = path.with_name(f"{path.name}.faiss")
+        faiss.FaissConfig(factory="Flat").build(Blocks(num_blocks, array), made)
+        (made / faiss.FILE).replace(path)
+        made.rmdir()
     with (
       json_lines(output / _BLOCKS) as write,
       Progress("ids", total=num_blocks) as progress,
@@ -279,6 +293,6 @@ def export_vectors(
     )
   return (
     f"{num_blocks} vectors of {dim} dimensions, of snapshot {manifest.step} "
-    f"of {model_dir}: {_VECTORS}, {_BLOCKS} (id and title of each row) and "
+    f"of {model_dir}: {name}, {_BLOCKS} (id and title of each row) and "
     f"{_DESCRIPTION}"
   )

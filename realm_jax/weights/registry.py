@@ -10,7 +10,7 @@ from typing import Literal
 
 from etils import epath
 
-from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.settings import PositiveFloat, PositiveInt, Seed, require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
@@ -62,6 +62,10 @@ TARGETS: Mapping[str, str] = {
     "the vectors of all blocks of a snapshot: vectors.npy, with a row for "
     "each block, blocks.jsonl, with the id and title of each row, and "
     "vectors.json, which says what they are of"
+  ),
+  "faiss": (
+    "the same with index.faiss, a flat index of inner products, in place "
+    "of vectors.npy"
   ),
 }
 
@@ -131,7 +135,7 @@ class ImportConfig:
   block_titles: epath.PathLike | None = None
   index: Literal["exact", "scann"] | None = None
   ignore: Sequence[str] = ()
-  seed: int = 0
+  seed: Seed = 0
 
   def __post_init__(self) -> None:
     require_valid(self)

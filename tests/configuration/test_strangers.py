@@ -121,9 +121,7 @@ def _object(kind, **fields):
 _OF_CONFIG = {
   "kind": {"stage.num_read": _object("subprocess:getoutput", cmd="touch it")},
   "class": {"retriever": _object("trojan:Trojan")},
-  "field": {"stage": _object("trojan:Trojan", cmd="x")},
   "python": {"reader": {"__class__": "trojan.Trojan"}},
-  "builtin": {"data.query_length": _object("builtins:exec")},
   "dictionary": {"stage.num_read": {"kind": "trojan:Trojan"}},
   "policy": {"retriever.bert.remat_policy": "__init__"},
   "place": {"output_dir": "../elsewhere"},

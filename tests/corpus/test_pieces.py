@@ -18,8 +18,9 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import read
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.workers import map_in_processes
-from realm_jax.errors import RealmError
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.atomic import TargetError
+from realm_jax.storage.line_files import lines_of
 from realm_jax.storage.local_disk import DiskFullError
 from tests.corpus.conftest import article, require_consistent
 from tests.full_disk import full_disk
@@ -167,6 +168,18 @@ def test_a_build_that_fails_names_the_file_and_leaves_nothing(
   assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_line_without_end_is_skipped_and_never_in_memory(build_with, inputs):
+  # It expands 30,000 times.
+  line = zstandard.compress(b'{"text": "' + b"a" * (200 << 20) + b'"}\n')
+  path = Path(inputs[2])
+  path.write_bytes(path.read_bytes() + line)
+  assert max(map(len, lines_of(path))) < 128 << 20
+  summary = Corpus.open(build_with("out")).summary
+  assert summary["skipped"]["malformed lines"] == 3
+  message = f"{path}:18: the line has over 64 MiB; cut what it holds"
+  assert message in summary["first_errors"][2]
+
+
 def test_a_full_disk_is_explained(build_with, tmp_path):
   before = sorted(tmp_path.iterdir())
   with (
@@ -218,8 +231,10 @@ def _kill_this_process(_: object) -> None:
 
 
 def test_a_killed_worker_is_said():
-  with pytest.raises(RealmError, match="one of the 2 processes has died"):
+  message = "one of the 2 processes has died"
+  with pytest.raises(RealmError, match=message) as caught:
     list(map_in_processes(_kill_this_process, range(2), 2))
+  assert caught.value.exit_code == ExitCode.LOST_PROCESS
 
 
 _SLEEP_IN_PROCESSES = """

@@ -96,3 +96,20 @@ def test_patterns(tmp_path):
   assert titles("a [b].jsonl") == ["own"]
   with pytest.raises(InputError, match=r"no file matches --input=.*nothing"):
     titles("a.jsonl", "nothing*.jsonl")
+
+
+@pytest.mark.parametrize(
+  "run",
+  [
+    *("ឃ្លាវែង" * 300, "ປະໂຫຍກ" * 300, "ประโยคยาว" * 300, "ဝါကျရှည်" * 300),
+    *("ཚིག་གྲུབ་" * 300, "अगला।" * 300, "جملة،" * 300),
+  ],
+)
+def test_a_text_without_spaces_is_no_long_word(run):
+  reader = RowReader()
+  document = reader.read(json.dumps({"text": f"{run} a"}).encode())
+  assert (document.text, document.long_words) == (f"{run} a", 0)
+  document = reader.read(
+    json.dumps({"text": f"{run} a {'QUJD' * 300}"}).encode()
+  )
+  assert (document.text, document.long_words) == (f"{run} a ", 1)

@@ -1,6 +1,9 @@
 """Retrieval of judged documents, against trec_eval and by hand."""
 
+import collections
 import dataclasses
+import math
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,8 +73,8 @@ def folder(tmp_path):
     {"_id": one["id"], "title": one["title"], "text": one["text"]}
     for one in tiny_world.documents()
   ]
-  # One is its title alone.
-  corpus.append({"_id": "title", "title": "Ada Stone", "text": ""})
+  # One is its title alone, and has an id with white space.
+  corpus.append({"_id": "the title", "title": "Ada Stone", "text": ""})
   queries = [
     {"_id": q["id"], "text": q["question"]} for q in tiny_world.questions()
   ]
@@ -81,7 +84,7 @@ def folder(tmp_path):
   write_lines(directory / "corpus.jsonl", corpus)
   unjudged = {"_id": "unjudged", "text": "why ?"}
   write_lines(directory / "queries.jsonl", [*queries, unjudged])
-  judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\ttitle\t1\n"]
+  judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\tthe title\t1\n"]
   (directory / "qrels" / "test.tsv").write_text("".join(judged))
   return directory
 
@@ -183,6 +186,10 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
       assert {one["document"] for one in line["evidence"]} == documents
       scores = [one["score"] for one in line["evidence"]]
       assert scores == sorted(scores, reverse=True)
+    assert _trec_ndcg_at_10(tmp_path / name) == pytest.approx(
+      metrics["ndcg_at_10"], abs=1e-9
+    )
+    assert "q0 0 the%20title 1" in (tmp_path / name / "qrels.trec").read_text()
     low, high = metrics["intervals"]["ndcg_at_10"]
     assert 0 <= low <= metrics["ndcg_at_10"] <= high <= 1
     assert metrics["unsearchable_queries"] == metrics["missing_documents"] == 0
@@ -191,11 +198,32 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
   assert evaluated["hybrid"]["mrr_at_10"] > evaluated["dense"]["mrr_at_10"]
 
 
+def _trec_ndcg_at_10(folder):
+  """The mean nDCG@10 of what two files have, as trec_eval computes it."""
+  grades, runs = collections.defaultdict(dict), collections.defaultdict(list)
+  for line in (folder / "qrels.trec").read_text().splitlines():
+    query, _, document, grade = line.split()
+    grades[query][document] = max(int(grade), 0)
+  for line in (folder / "run.trec").read_text().splitlines():
+    query, q0, document, rank, score, _ = line.split()
+    runs[query].append((float(score), document))
+    assert (q0, int(rank)) == ("Q0", len(runs[query]))
+  values = []
+  for query, judged in grades.items():
+    ranked = [judged.get(d, 0) for _, d in sorted(runs[query], reverse=True)]
+    found, best = (
+      sum(g / math.log2(2 + i) for i, g in enumerate(own[:10]))
+      for own in (ranked, sorted(judged.values(), reverse=True))
+    )
+    values.append(found / best)
+  return statistics.mean(values)
+
+
 @pytest.mark.slow
 def test_what_a_folder_lacks_is_counted_and_the_rest_is_evaluated(
   run_config, folder, caplog
 ):
-  # The world's own corpus has no document of this name, and "title" neither.
+  # The world's own corpus has no document "the title".
   with (folder / "qrels" / "test.tsv").open("a") as file:
     file.write("nobody\tp0\t1\nunjudged\tp0\t1\nempty\tp0\t1\n")
   lines = read_lines(folder / "queries.jsonl")
@@ -206,6 +234,8 @@ def test_what_a_folder_lacks_is_counted_and_the_rest_is_evaluated(
   metrics = beir.evaluate_beir(
     config=run_config, beir_dir=folder, batch_size=12, output_dir=output
   )
+  # A query that finds nothing, and a document that is not there, are judged.
+  assert _trec_ndcg_at_10(output) == pytest.approx(metrics["ndcg_at_10"])
   assert metrics["num_questions"] == 13
   assert metrics["unsearchable_queries"] == 2
   assert metrics["missing_documents"] == 1

@@ -57,7 +57,9 @@ def test_what_is_measured_is_printed_written_and_compared(
 
   predictions = [str(tmp_path / "predictions.jsonl")] * 2
   compared = command(compare, predictions=predictions)
-  assert compared["metrics"]["f1"]["first"] == pytest.approx(figures["f1"])
+  assert compared["comparisons"][0]["f1"]["first"] == pytest.approx(
+    figures["f1"]
+  )
   rows = [row.split() for row in capsys.readouterr().out.splitlines()]
   shown = next(row for row in rows if row[:1] == ["f1"])
   assert shown[1:4] == [f"{figures['f1']:.4f}"] * 2 + ["+0.0000"]

@@ -1,8 +1,12 @@
-"""Two evaluations of the same questions."""
+"""Evaluations of the same questions."""
 
 import pytest
 
-from realm_jax.evaluation.compare import ComparisonError, compare
+from realm_jax.evaluation.compare import (
+  ComparisonError,
+  compare,
+  comparison_table,
+)
 from tests.evaluation.lines import line
 from tests.json_lines import write_lines
 
@@ -21,8 +25,9 @@ def test_questions_are_paired_by_their_ids(tmp_path):
   right = _predictions([0] * 2 + [1] * 6 + [1] * 20 + [0] * 12)
   second = write_lines(tmp_path / "second.jsonl", reversed(right))
   found = compare(first, second)
-  metric = found["metrics"]["exact_match"]
-  assert found["num_questions"] == 40
+  (metrics,) = found["comparisons"]
+  metric = metrics["exact_match"]
+  assert found["figures"][0]["num_questions"] == 40
   assert (metric["first"], metric["second"]) == (0.2, 0.65)
   assert metric["difference"] == pytest.approx(0.45)
   assert (metric["first_better"], metric["second_better"]) == (2, 20)
@@ -30,8 +35,35 @@ def test_questions_are_paired_by_their_ids(tmp_path):
   assert metric["p_value"] < 0.001
   low, high = metric["interval"]
   assert 0.2 < low < 0.45 < high < 0.7
-  same = found["metrics"]["mrr"]
+  same = metrics["mrr"]
   assert (same["difference"], same["p_value"]) == (0.0, 1.0)
+
+
+def test_several_evaluations_are_rows_that_are_compared_with_the_first(
+  tmp_path,
+):
+  right = {"one": 10, "two": 20, "three": 40}
+  for name, count in right.items():
+    lines = _predictions([1] * count + [0] * (40 - count))
+    (tmp_path / name).mkdir()
+    write_lines(tmp_path / name / "predictions.jsonl", lines)
+  folders = [tmp_path / name for name in right]
+  found = compare(*folders, metrics=["exact_match"])
+  figures = found["figures"]
+  assert [one["exact_match"] for one in figures] == [0.25, 0.5, 1.0]
+  low, high = figures[0]["intervals"]["exact_match"]
+  assert 0.05 < low < 0.25 < high < 0.45
+  second, third = found["comparisons"]
+  (alone,) = compare(*folders[:2])["comparisons"]
+  assert second.items() <= alone.items()
+  assert second["exact_match"]["second_better"] == 10
+  assert third["exact_match"]["second_better"] == 30
+  rows = [row.split() for row in comparison_table(found).splitlines()]
+  shown = {row[0]: row[1] for row in rows if row[0:1] and row[0][0] == "/"}
+  means = ("0.2500", "0.5000", "1.0000")
+  assert shown == dict(zip(map(str, folders), means, strict=True))
+  with pytest.raises(ComparisonError, match=r"metrics f2; want some of .*f1"):
+    compare(*folders, metrics=["f2"])
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from realm_jax.checkpoints.store import (
   write_best,
 )
 from realm_jax.corpus import CorpusError
-from realm_jax.evaluation.run import EditError, TrainedRun
+from realm_jax.evaluation.encoding import EditError
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.training.stages.open_qa import OpenQa
@@ -141,6 +143,32 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
   assert run.content(0).body == run.corpus.block(0).body
   hidden = edited.edited({}, hidden=[0, 11]).search(token_ids, num_blocks)
   assert not np.isin(hidden.rows, [0, 11]).any()
+
+
+@pytest.mark.parametrize(
+  "index", [None, Bm25Config(), HybridConfig(num_fused=99)]
+)
+def test_a_filtered_run_finds_the_best_of_what_is_let_through(
+  run_config, index
+):
+  run = TrainedRun.load(run_config, index=index)
+  token_ids = run.encode(["where was Ada born?", "who built Velt?"])
+  some = run.filtered({"year": ["1902", "1905"]})
+  rows = np.flatnonzero(some.allowed)
+  assert 1 < len(rows) < 6
+  ranked = run.search(token_ids, run.corpus.num_blocks)
+  for k in (1, 2, 99):
+    found = some.search(token_ids, k)
+    for own, scores, of_all, all_scores in zip(
+      found.rows, found.scores, ranked.rows, ranked.scores, strict=True
+    ):
+      fits = np.isin(of_all, rows)
+      np.testing.assert_array_equal(own, of_all[fits][:k])
+      np.testing.assert_allclose(scores, all_scores[fits][:k], rtol=1e-5)
+  if some.can_edit:
+    # Another text does not change what a document is.
+    edited = some.edited({0: "Oda was born.", int(rows[0]): "Ada was born."})
+    assert {*edited.search(token_ids, 99).rows[0]} == {*rows}
 
 
 def test_only_blocks_of_an_index_of_vectors_can_be_edited(

@@ -88,14 +88,18 @@ def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
   )
   assert done.returncode == 0, done.stderr[-3000:]
   figures = json.loads(done.stdout.splitlines()[-1])
-  # The recall of so few statements (66) moves by 0.1 with a machine's rounding.
-  # Three runs had 0.25 after inverse cloze; after REALM 0.31, 0.35 and 0.38.
+  masked = figures["masked"]
+  # Worlds and runs of the seeds 0, 1 and 2: 0.42, 0.28 and 0.11.
+  assert masked["retrieval_utility"] >= 0.05, figures
+  # Of seed 0 alone. Four runs had 0.25 after inverse cloze, and 0.31 to 0.38
+  # after REALM; seed 1 had 0.27 and 0.32, and seed 2 lost: 0.30 and 0.19.
   inverse_cloze, realm = figures["mrr"]
   assert realm >= inverse_cloze + 0.03, figures
-  masked = figures["masked"]
-  # One of them: 0.100 and, without its candidates, 0.057.
+  # Untrained it has 0.12.
+  assert inverse_cloze >= 0.2, figures
+  # 0.100, and 0.057 without candidates; seed 1 gained 0.03, seed 2 −0.01.
   gain = masked["masked_accuracy"] - masked["masked_accuracy_null"]
-  assert gain >= 0.02 and masked["retrieval_utility"] > 0, figures
+  assert gain >= 0.02, figures
 
 
 if __name__ == "__main__":

@@ -86,23 +86,6 @@ def test_a_seed_makes_one_world_and_another_seed_another(small_world):
   assert world_lib.generate(other) != small_world
 
 
-def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
-  counts = collections.Counter(
-    word for text in texts for word in re.findall(r"\w+", text.lower())
-  )
-  of_names = _words(" ".join(itertools.chain(*demo_world.entities.values())))
-  assert min(counts[word] for word in of_names) >= 6
-  assert len(counts) <= 3000
-
-
-def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world, stated):
-  assert stated.keys() == set(range(len(demo_world.facts)))
-  for group in stated.values():
-    numbers = [sentence.phrasing for sentence in group]
-    assert (len(numbers), len(set(numbers))) == (3, 2)
-    assert len({sentence.template for sentence in group}) == 3
-
-
 def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
   demo_world,
 ):

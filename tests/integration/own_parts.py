@@ -1,6 +1,7 @@
-"""A stage, a reader, an objective and an index that are in no package."""
+"""A stage, a reader, an index and the like that are in no package."""
 
 import dataclasses
+from typing import TextIO
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,32 @@ from realm_jax.models.packing import TokenSequences, padded_inputs
 from realm_jax.objectives.distillation import distilled
 from realm_jax.objectives.masked_lm import OBJECTIVES, Objective
 from realm_jax.training.stages.pretraining import Pretraining
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracker:
+  """Writes the losses of steps to a file in MODEL_DIR."""
+
+  file: str = "tracked.txt"
+
+  def open(self, model_dir):
+    return TrackerFile((model_dir / self.file).open("a"))
+
+
+@dataclasses.dataclass
+class TrackerFile:
+  """The open file of a `Tracker`."""
+
+  file: TextIO
+
+  def write_scalars(self, step, scalars):
+    self.file.write(f"{step} {scalars['loss']}\n")
+
+  def flush(self):
+    self.file.flush()
+
+  def close(self):
+    self.file.close()
 
 
 class Writer(nn.Module):

@@ -184,7 +184,7 @@ def test_two_processes_go_on_when_one_is_killed(
       "--heartbeat_timeout_seconds=10",
       MODEL_DIR=tmp_path / "run",
       CORPUS_DIR=world.corpus_dir,
-      NUM_STEPS=400,
+      NUM_STEPS=160,
       SAVE_EVERY_STEPS=20,
       BATCH_SIZE=4,
     )

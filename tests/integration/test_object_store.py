@@ -166,7 +166,7 @@ def test_a_run_answers_and_is_followed_and_compared(
   assert read_best(run["MODEL_DIR"]) == best
   predictions = f"{bucket}/eval/0/predictions.jsonl"
   found = compare(predictions, predictions)
-  assert found["num_questions"] == len(tiny_world.questions())
+  assert found["figures"][0]["num_questions"] == len(tiny_world.questions())
 
   data = DataConfig(
     task="open_qa",

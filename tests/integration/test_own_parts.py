@@ -14,6 +14,7 @@ import pytest
 import realm_jax
 from realm_jax.indexes import protocol
 from realm_jax.objectives import masked_lm
+from tests.json_lines import read_lines
 from tests.processes.jobs import gin_command
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ BATCH_SIZE = 8
 STEPS_AHEAD = 2
 SAVE_EVERY_STEPS = 2
 LEARNING_RATE = 1e-3
+METRIC_WRITERS = ["tensorboard", @own_parts.Tracker()]
 """
 _INDEX = """
 from __gin__ import dynamic_registration
@@ -97,6 +99,10 @@ def test_a_bug_in_them_is_read_in_few_frames_of_ours(corpus, run, project_dir):
 def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
   run("build_index", *_BUILD, flags=["--once", corpus])
   run("train", *_TRAIN, flags=[corpus], NUM_STEPS=2)
+  rows = read_lines(folder / "run/metrics.jsonl")
+  tracked = "".join(f"{row['step']} {row['loss']}\n" for row in rows)
+  assert (folder / "run/tracked.txt").read_text() == tracked
+  assert list((folder / "run").glob("events.out.tfevents.*"))
   # The kind of index is that of the snapshot before.
   run("build_index", flags=["--once", _MODULES])
   manifest = folder / "run/snapshots/00000002/manifest.json"

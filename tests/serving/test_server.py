@@ -1,8 +1,4 @@
-"""The server around a service: limits, refusals, crowds and its end.
-
-The service here is a small one of the tests', so that no model is needed;
-tests/serving/test_page.py has the real one.
-"""
+"""The server around a service: limits, refusals, crowds and its end."""
 
 import concurrent.futures
 import contextlib
@@ -17,75 +13,55 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import serve
-from realm_jax.evaluation.run import EditError, RunConfig
+from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.serving.app import PageApp, listen, url_of
+from realm_jax.serving.service import Service
 from tests import tiny_world
 from tests.conftest import PROJECT_DIR
 from tests.processes.jobs import wait_until
 from tests.serving import client
 
+pytestmark = pytest.mark.slow
+
+_ASKED = "where was Ada born?"
 _JSON = {"Content-Type": "application/json"}
 _FILES = PROJECT_DIR / "realm_jax" / "serving" / "page"
 
 
-class _Echo:
-  """Says what it was asked, once its gate is open."""
+class _Gated(Service):
+  """The service of a run, whose turns end once its gate is open."""
 
-  def __init__(self):
-    self.gate = threading.Event()
+  def __init__(self, run):
+    super().__init__(run)
+    self.gate, self.begun, self.turns = threading.Event(), threading.Event(), []
     self.gate.set()
-    self.begun = threading.Event()
-    self.lock, self.number, self.most = threading.Lock(), 0, 0
-    self.batches = []
 
-  def about(self):
-    return {"runs": {}}
+  def retrieve(self, texts, k, where=None):
+    return self._gated(texts, super().retrieve(texts, k, where))
 
-  def warm_up(self):
-    """Nothing has to be compiled."""
+  def answer(self, texts, where=None):
+    return self._gated(texts, super().answer(texts, where))
 
-  def explain(self, text, edits):
-    del edits
-    with self.lock:
-      self.number += 1
-      self.most = max(self.most, self.number)
+  def _gated(self, texts, results):
+    """The first result is there when a turn has begun."""
+    first = next(results)
+    self.turns.append(len(texts))
     self.begun.set()
     assert self.gate.wait(30)
-    self.number -= 1
-    if text == "edit":
-      raise EditError("it does not fit")
-    if text == "bug":
-      raise RuntimeError("secret")
-    return {"answer": text}
-
-  def health(self):
-    return {"status": "ok", "problem": "/a/file"}
-
-  def answer(self, texts):
-    self.batches.append(len(texts))
-    return [self.explain(text, {}) for text in texts]
-
-  def retrieve(self, texts, k):
-    self.batches.append(len(texts))
-    if texts[0] == "hold":
-      self.begun.set()
-      assert self.gate.wait(30)
-    return [{"query": text, "k": k} for text in texts]
-
-  def documents(self, texts, k, *, return_scores):
-    return [[text, k, return_scores] for text in texts]
-
-  def update(self, texts):
-    return {"updated": len(texts)}
+    yield from (first, *results)
 
 
 @contextlib.contextmanager
-def _served(host="127.0.0.1", *, farewell_seconds=1, **settings):
+def _served(run, host="127.0.0.1", *, farewell_seconds=1, **settings):
   """Yields a service, the port of the page that serves it, and the page."""
-  service, started = _Echo(), threading.Event()
-  page = PageApp(service, started=started.set, **settings)
+  service = _Gated(run)
+  page = PageApp(service, **settings)
   with client.served(page, host, farewell_seconds=farewell_seconds) as port:
-    assert started.wait(10)
+    wait_until(lambda: service.turns, what="its programs are compiled")
+    wait_until(lambda: not page.is_computing, what="the page is warm")
+    service.begun.clear()
+    service.turns.clear()
     try:
       yield service, port, page
     finally:
@@ -94,8 +70,8 @@ def _served(host="127.0.0.1", *, farewell_seconds=1, **settings):
 
 
 @pytest.fixture(scope="module")
-def port():
-  with _served() as (_, port, _):
+def port(run):
+  with _served(run) as (_, port, _):
     yield port
 
 
@@ -114,15 +90,21 @@ def test_every_answer_has_a_strict_policy(port):
     client.request(port, "GET", "/", headers={"Host": "localhost:8000"}),
     client.request(port, "GET", "/nowhere"),
     client.request(port, "GET", "/", headers={"Host": "example.com"}),
-    client.ask(port, "bug"),
   ):
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    _has_a_strict_policy(answer)
+
+
+def _has_a_strict_policy(answer):
+  policy = answer.headers["content-security-policy"]
+  assert "default-src 'none'" in policy and "unsafe" not in policy
+  assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 _EDITS = [{"id": str(i), "text": "a"} for i in range(17)]
-_TOO_MANY = json.dumps({"text": "a", "edits": _EDITS}).encode()
+_TOO_MANY, _UNKNOWN = (
+  json.dumps({"text": _ASKED, "edits": edits}).encode()
+  for edits in (_EDITS, _EDITS[:1])
+)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +123,13 @@ _TOO_MANY = json.dumps({"text": "a", "edits": _EDITS}).encode()
         ("/api/ask", b'{"text": " "}', "nothing to ask"),
         ("/api/ask", b'{"text": "%s"}' % (b"a" * 2001), "at most 2,000"),
         ("/api/ask", b'{"text": "\\ud800"}', "U+0000"),
-        ("/api/ask", b'{"text": "edit"}', "it does not fit"),
+        ("/api/ask", _UNKNOWN, "no block has the id '0'"),
         ("/api/ask", _TOO_MANY, "at most 16"),
         ("/ask", b'{"questions": []}', "a list of 1 to 2000"),
         ("/retrieve", b'{"queries": ["a"], "k": 1, "topk": 1}', "k and topk"),
         ("/retrieve", b'{"queries": ["a"], "topk": 0}', "topk=0; want 1"),
         ("/retrieve", b'{"queries": ["a"], "return_scores": 3}', "true or"),
+        ("/retrieve", b'{"queries": ["a"], "where": "de"}', "want an object"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
       )
     ),
@@ -159,22 +142,33 @@ def test_a_wrong_request_is_refused(port, path, headers, body, status, words):
   assert words in answer.json()["error"]
 
 
-def test_a_bug_is_logged_and_not_shown(port, caplog):
-  answer = client.ask(port, "bug")
+def test_a_bug_is_logged_and_not_shown(port, caplog, monkeypatch):
+  def fail(*_):
+    raise RuntimeError("secret")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(TrainedRun, "search", fail)
+    answer = client.ask(port, _ASKED)
   assert answer.status_code == 500 and "secret" not in answer.text
+  _has_a_strict_policy(answer)
   # The server goes on. It logs after its answer, and before the next one.
-  assert client.ask(port, "who?").json() == {"answer": "who?"}
+  assert client.ask(port, _ASKED).json()["text"] == _ASKED
   assert "secret" in caplog.text
 
 
-def test_requests_that_wait_are_computed_together_and_too_many_refused():
-  with _served(max_waiting=20) as (service, port, _):
+def test_requests_that_wait_are_computed_together_and_too_many_refused(run):
+  with _served(run, max_waiting=20) as (service, port, _):
+    alone = client.post(port, "/ask", questions=[_ASKED]).json()["results"]
+    (answered,) = ask(run, [_ASKED])
+    assert alone[0]["answer"] == answered.text
+    assert alone[0]["answers"][0]["block"] == answered.answers[0].block.id
+    service.begun.clear()
     service.gate.clear()
     with concurrent.futures.ThreadPoolExecutor(31) as pool:
-      first = pool.submit(client.ask, port, "first")
+      first = pool.submit(client.post, port, "/ask", questions=[_ASKED])
       assert service.begun.wait(10)
       asked = {
-        pool.submit(client.post, port, "/ask", questions=[f"{i}", f"{i}?"]): i
+        pool.submit(client.post, port, "/ask", questions=[f"{i}", _ASKED]): i
         for i in range(30)
       }
       # When all that do not fit are refused, the others are in line.
@@ -186,23 +180,21 @@ def test_requests_that_wait_are_computed_together_and_too_many_refused():
         )
         assert "try again" in answer.json()["error"]
       service.gate.set()
-      assert first.result(30).status_code == 200
+      assert first.result(30).json()["results"] == alone
       for future in asked.keys() - refused:
-        i = asked[future]
-        results = future.result(30).json()["results"]
-        assert results == [{"answer": f"{i}"}, {"answer": f"{i}?"}]
-    assert service.batches == [40] and service.most == 1
-    found = client.post(port, "/retrieve", queries=["a"], k=2)
-    assert found.json() == {"results": [{"query": "a", "k": 2}]}
+        number, same = future.result(30).json()["results"]
+        assert number["question"] == str(asked[future])
+        assert same["answer"] == alone[0]["answer"]
+    assert service.turns == [1, 1, 40]
 
 
-def test_nothing_is_computed_for_clients_that_have_gone():
+def test_nothing_is_computed_for_clients_that_have_gone(run):
   with (
-    _served() as (service, port, _),
+    _served(run) as (service, port, _),
     concurrent.futures.ThreadPoolExecutor(2) as clients,
   ):
     service.gate.clear()
-    held = clients.submit(client.post, port, "/retrieve", queries=["hold"])
+    held = clients.submit(client.post, port, "/retrieve", queries=["a"])
     assert service.begun.wait(10)
     body = b'{"questions": ["impatient"]}'
     head = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
@@ -214,7 +206,7 @@ def test_nothing_is_computed_for_clients_that_have_gone():
     _wait_for(port, 2)
     service.gate.set()
     assert held.result().status_code == kept.result().status_code == 200
-    assert service.batches == [1, 1]
+    assert service.turns == [1, 1]
 
 
 def _wait_for(port, number):
@@ -225,30 +217,66 @@ def _wait_for(port, number):
   )
 
 
-def test_a_turn_retrieves_no_more_blocks_than_memory_allows():
-  with _served() as (service, port, _):
+def test_a_turn_retrieves_no_more_blocks_than_memory_allows(run):
+  with _served(run) as (service, port, _):
     service.gate.clear()
-    with concurrent.futures.ThreadPoolExecutor(7) as pool:
-      first = pool.submit(client.post, port, "/retrieve", queries=["hold"], k=1)
-      assert service.begun.wait(10)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
       # Each alone may be as large as a request can be, and none is refused.
-      crowd = [
-        pool.submit(client.post, port, "/retrieve", queries=["a"] * n, k=1000)
-        for n in (20, 20, 10, 256, 2)
-      ]
-      _wait_for(port, 5)
+      sizes = (1, 20, 20, 10, 256, 2)
+      requests = []
+      for size in sizes:
+        queries = [_ASKED] * size
+        requests.append(
+          pool.submit(client.post, port, "/retrieve", queries=queries, k=1000)
+        )
+        assert service.begun.wait(10)
+      wait_until(
+        lambda: client.request(port, "GET", "/healthz").json()["waiting"] == 5,
+        what="five requests wait",
+      )
       service.gate.set()
-      for request in (first, *crowd):
-        assert request.result(30).status_code == 200
+      for size, request in zip(sizes, requests, strict=True):
+        assert len(request.result(30).json()["results"]) == size
   # With 1,000 blocks a query, 32 queries at most share a turn.
-  assert sorted(service.batches) == [1, 20, 20 + 10 + 2, 256]
+  assert sorted(service.turns) == [1, 20, 20 + 10 + 2, 256]
 
 
-def test_it_ends_while_a_request_is_computed():
+def test_an_update_is_for_the_searches_that_begin_after_it(run):
+  block, edited = run.corpus.block(0).name, "Oda was born in Velt."
+  query = {"queries": [_ASKED, _ASKED], "k": run.snapshot.num_blocks}
+
+  def texts(answer):
+    results = answer.json()["results"]
+    return [{b["id"]: b["text"] for b in one["blocks"]} for one in results]
+
+  with (
+    _served(run, allow_updates=True) as (service, port, _),
+    concurrent.futures.ThreadPoolExecutor(1) as pool,
+  ):
+    service.gate.clear()
+    before = pool.submit(client.post, port, "/retrieve", **query)
+    assert service.begun.wait(10)
+    assert service.update({block: edited}) == {"updated": 1}
+    service.gate.set()
+    old, same = texts(before.result(30))
+    assert old == same and old[block] == run.content(0).body
+    assert (
+      texts(client.post(port, "/retrieve", **query))
+      == [old | {block: edited}] * 2
+    )
+    # The edits of a page come over it, and its old text is one.
+    blocks = [{"id": block, "text": old[block]}]
+    told = client.post(port, "/api/ask", text=_ASKED, edits=blocks).json()
+    assert told["answer"] == Service(run).explain(_ASKED)["answer"]
+    assert client.post(port, "/update", blocks=blocks).json() == {"updated": 1}
+    assert texts(client.post(port, "/retrieve", **query)) == [old, old]
+
+
+def test_it_ends_while_a_request_is_computed(run):
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    with _served(farewell_seconds=0) as (service, port, page):
+    with _served(run, farewell_seconds=0) as (service, port, page):
       service.gate.clear()
-      pool.submit(client.ask, port, "who?")
+      pool.submit(client.post, port, "/ask", questions=[_ASKED])
       assert service.begun.wait(10)
     # The gate is still shut: the model's thread is not waited for.
     assert page.is_computing
@@ -269,40 +297,41 @@ def test_a_port_in_use_is_named():
   listen("127.0.0.1", port).close()
 
 
-def test_other_machines_may_be_let_in_and_updates_allowed(caplog):
-  hosts = ["gpu7.example.org"]
-  with _served("0.0.0.0", hosts=hosts, allow_updates=True) as served:
-    _, port, _ = served
+def test_other_machines_may_be_let_in(run, caplog):
+  with _served(run, "0.0.0.0", hosts=["gpu7.example.org"]) as (_, port, _):
     assert "whoever reaches this machine can ask" in caplog.text
     for name, status in (("gpu7.example.org:8000", 200), ("example.com", 403)):
       answer = client.request(port, "GET", "/", headers={"Host": name})
       assert answer.status_code == status
-    answer = client.post(port, "/update", blocks=[{"id": "1", "text": "a"}])
-    assert answer.json() == {"updated": 1}
 
 
 def test_a_wrong_text_among_others_has_an_error_in_its_place(port):
-  body = rb'{"queries": ["a", "\ud800", 7, "b"], "k": 2}'
-  answer = client.request(
-    port, "POST", "/retrieve", content=body, headers=_JSON
+  wrong = (
+    (rb"\ud800", "half of a surrogate pair"),
+    (b" ", "no words"),
+    ("ქართული".encode(), "ქართული"),
+    (b"a" * 2001, "at most 2,000"),
   )
-  first, half, number, last = answer.json()["results"]
-  assert [first, last] == [{"query": text, "k": 2} for text in "ab"]
-  assert "half of a surrogate pair" in half["error"]
-  assert number == {"query": 7, "error": "7 is no string"}
+  texts = b'", "'.join(text for text, _ in wrong)
+  for path, name in (("/retrieve", "queries"), ("/ask", "questions")):
+    body = b'{"%s": ["a", "%s", 7, "a"]}' % (name.encode(), texts)
+    answer = client.request(port, "POST", path, content=body, headers=_JSON)
+    first, *refused, number, last = answer.json()["results"]
+    assert first == last and len(first["blocks"]) >= 2
+    for one, (_, said) in zip(refused, wrong, strict=True):
+      assert said in one["error"]
+    assert number["error"] == "7 is no string"
   # In the form of Search-R1, it finds nothing.
-  body = rb'{"queries": ["a", "\ud800"], "topk": 2, "return_scores": true}'
+  body = b'{"queries": ["a", "%s", 7], "topk": 2}' % texts
   answer = client.request(
     port, "POST", "/retrieve", content=body, headers=_JSON
   )
-  assert answer.json() == {"result": [["a", 2, True], []]}
-  body = b'{"questions": ["%s"]}' % (b"a" * 2001)
-  answer = client.request(port, "POST", "/ask", content=body, headers=_JSON)
-  assert "at most 2,000" in answer.json()["results"][0]["error"]
+  assert [len(found) for found in answer.json()["result"]] == [2, 0, 0, 0, 0, 0]
 
 
-def test_a_token_guards_all_but_the_page_and_its_health():
-  with _served(token="secret") as (_, port, _):
+def test_a_token_guards_all_but_the_page_and_its_health(run):
+  with _served(run, token="secret") as (service, port, _):
+    service.problem = "/a/file"
     for path in ("/", "/page.js", "/healthz"):
       answer = client.request(port, "GET", path)
       assert answer.status_code == 200 and "/a/file" not in answer.text
@@ -316,7 +345,7 @@ def test_a_token_guards_all_but_the_page_and_its_health():
       assert answer.status_code == status
 
 
-def test_a_request_that_does_not_arrive_is_given_up(monkeypatch):
+def test_a_request_that_does_not_arrive_is_given_up(port, monkeypatch):
   monkeypatch.setattr("realm_jax.serving.app._BODY_SECONDS", 0.2)
 
   def slowly():
@@ -324,8 +353,5 @@ def test_a_request_that_does_not_arrive_is_given_up(monkeypatch):
     time.sleep(1.0)
     yield b"}"
 
-  with _served() as (_, port, _):
-    answer = client.request(
-      port, "POST", "/ask", content=slowly(), headers=_JSON
-    )
-    assert answer.status_code == 408
+  answer = client.request(port, "POST", "/ask", content=slowly(), headers=_JSON)
+  assert answer.status_code == 408

@@ -1,10 +1,16 @@
 """Files and names on a disk and in a bucket, which may be of no use."""
 
+import bz2
+import gzip
+import lzma
 import tempfile
 
+import numpy as np
 import pytest
+import zstandard
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.access import (
   StoreAccessError,
   require_readable,
@@ -12,6 +18,7 @@ from realm_jax.storage.access import (
 )
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
+from realm_jax.storage.line_files import lines_of
 from realm_jax.storage.paths import read_bytes, upload_directory, version_of
 from tests.processes.object_store import StoreFault
 
@@ -50,6 +57,31 @@ def test_a_file_is_read_with_one_request_that_is_repeated(object_store):
   assert object_store.happened() == [1]
   with pytest.raises(FileNotFoundError):
     read_bytes(object_store.path("tree/sub"))
+
+
+@pytest.mark.parametrize(
+  ("suffix", "compress"),
+  [
+    ("", bytes),
+    (".gz", gzip.compress),
+    (".bz2", bz2.compress),
+    (".xz", lzma.compress),
+    (".zst", zstandard.compress),
+  ],
+)
+def test_lines_are_the_same_however_they_are_compressed(
+  suffix, compress, tmp_path
+):
+  rng = np.random.default_rng(0)
+  lines = [b"%b\n" % rng.bytes(99).hex().encode() for _ in range(9999)]
+  lines[5:7] = b"\n", b"a\rb\r\n"
+  path = tmp_path / f"file{suffix}"
+  path.write_bytes(compress(b"".join(lines)) + compress(b"no end"))
+  assert [*lines_of(path)] == [*lines, b"no end"]
+  path.write_bytes(compress(b"".join(lines))[:-9])
+  if suffix:
+    with pytest.raises(RealmError, match=rf"file\{suffix} cannot be decompr"):
+      list(lines_of(path))
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(

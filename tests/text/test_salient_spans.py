@@ -1,5 +1,7 @@
 """Dates, numbers and names, found by rules."""
 
+import time
+
 import pytest
 
 from realm_jax.text.salient_spans import find_tagger, tag
@@ -108,3 +110,27 @@ def test_taggers_by_name():
   for name in ("nowhere.tag", "roles", "math.pi"):
     with pytest.raises(ValueError, match=name):
       find_tagger(name)
+
+
+@pytest.mark.parametrize(
+  ("language", "tagger", "part"),
+  [
+    ("en", "rules", "Ab\t1\t"),
+    ("en", "rules", '"Ab c." '),
+    ("en", "rules", "“a "),
+    ("zh", "rules", "中国。"),
+    ("th", "recurring", "กา"),
+  ],
+)
+def test_time_grows_no_faster_than_a_text(language, tagger, part):
+  """Of one line as long as a table, a log or a book."""
+  find_spans = find_tagger(tagger, language)
+  assert find_spans is not None
+
+  def seconds(size: int) -> float:
+    before = time.process_time()
+    find_spans(part * (size // len(part)), "")
+    return time.process_time() - before
+
+  # Sixteen times as long it would be with a square.
+  assert seconds(200_000) < 9 * max(seconds(50_000), 0.02)

@@ -33,6 +33,17 @@ def test_thai_sentences_are_those_of_pythainlp():
   assert len(sentence_ranges(text, "th")) > 1
 
 
+def test_sentences_of_a_long_text_are_in_their_places():
+  # sentencex 1.0.32 drops a blank line of each 10 kB. Of one line of text, its
+  # time grows with the square.
+  for between in ("\n\n", " "):
+    sentences = [f"“Élan {n} is long.” It is sentence {n}." for n in range(999)]
+    text = between.join(sentences)
+    found = [text[start:limit] for start, limit in sentence_characters(text)]
+    assert " ".join(found) == " ".join(sentences)
+    assert len(found) == 2 * len(sentences)
+
+
 def test_a_text_that_the_library_fails_on_is_one_sentence():
   # With sentencex 1.0.32, a rare line end before a period.
   assert sentence_characters(" B\t\x85.\u3000") == [(1, 5)]

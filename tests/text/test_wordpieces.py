@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import string
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from realm_jax.text import vocabulary_training
 from realm_jax.text.normalization import Normalization
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
@@ -193,6 +195,32 @@ def test_a_trained_vocabulary_knows_its_script_and_ascii():
     words = WordpieceVocabulary(train_vocabulary(texts, 200))
     typed = 'Who wrote "C++" in 1985, and where? ({x|y}~z^2 @ #7 & $5 = 50%!)'
     assert words.unk_id not in words.encode(typed)
+
+
+def test_of_very_many_words_the_commonest_are_learned_from(monkeypatch):
+  """As of a corpus as large as Wikipedia."""
+  rng = np.random.default_rng(0)
+  letters = rng.choice([*string.ascii_lowercase], (3000, 8))
+  times = 6000 // np.arange(1, 3001)
+  words = ["".join(row) for row in letters]
+  texts = [f"{word} " * n for word, n in zip(words, times, strict=True)]
+  wanted = train_vocabulary(texts, 700)
+  monkeypatch.setattr(vocabulary_training, "_MOST_WORDS", 1500)
+  monkeypatch.setattr(vocabulary_training, "_MOST_PARTS", 36 * 1400)
+  learn, thresholds = vocabulary_training.learner.learn, []
+
+  def counted(found, *arguments, upper_thresh, **settings):
+    assert len(found) <= 1400
+    thresholds.append(upper_thresh)
+    return learn(found, *arguments, upper_thresh=upper_thresh, **settings)
+
+  monkeypatch.setattr(vocabulary_training.learner, "learn", counted)
+  learned = train_vocabulary(texts, 700)
+  assert len(learned) == 700 and {*words[:300]} <= {*learned}
+  assert len({*learned} & {*wanted}) > 550
+  # Lower thresholds are known to be too low.
+  assert min(thresholds) >= 6000 // 700
+  assert len(thresholds) < 10
 
 
 def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):

@@ -3,15 +3,13 @@
 import contextlib
 import threading
 import types
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.errors import ExitCode
-from realm_jax.indexes.exact import ExactConfig, ExactIndex
-from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.loading import Snapshot
@@ -48,17 +46,12 @@ class Words(Corpus):
 
 
 class HostIndex:
-  """Returns the rows after the first word of a query, or an error."""
+  """Returns the rows after the first word of a query."""
 
   kind, num_blocks, needs_vectors = "host", 20, True
-
-  def __init__(self, error=None):
-    self.error, self.vectors, self.report = error, [], {}
+  report: ClassVar[dict[str, int]] = {}
 
   def search(self, queries, k):
-    if self.error is not None:
-      raise self.error
-    self.vectors.append(queries.vectors)
     rows = queries.token_ids[:, :1] + np.arange(k, dtype=np.int32)
     return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
 
@@ -101,20 +94,13 @@ class Schedule(IndexSchedule):
     pass
 
 
-class WithVectors(NamedTuple):
-  """A batch that holds the vectors of the retrieved blocks."""
-
-  query: Any
-  retrieved: Any
-
-
 def _features(batch, retrieved, context):
   """A batch that holds the retrieved rows as masked tokens."""
   query = batch.arrays["query"]
   blocks = np.zeros((len(query), 1, 1), np.int32)
   masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
   made = masks._replace(token_ids=retrieved.rows)
-  return ReadingBatch(query, blocks, made), {"of_stage": 1.0}
+  return ReadingBatch(query, blocks, made), {}
 
 
 def _positions(number):
@@ -146,23 +132,18 @@ def open_stream(monkeypatch):
     *,
     resumed=None,
     start_step=0,
-    features=None,
     depth=1,
     num_searches=1,
   ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
-      retrieval=Retrieval(
-        K,
-        current_queries=False,
-        reads="tokens" if features is None else "vectors",
-      ),
+      retrieval=Retrieval(K, current_queries=False),
       needs_answers=False,
       num_searches=num_searches,
       next_queries=lambda batch, found, context: np.repeat(
         found.rows[:, 1:], tiny.QUERY, axis=1
       ),
-      features=features or _features,
+      features=_features,
     )
     config = types.SimpleNamespace(
       num_steps=100,
@@ -203,20 +184,6 @@ def _params(scale):
 
 def _rows(prepared):
   return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
-
-
-def test_batches_come_in_order_with_what_their_snapshot_returned(open_stream):
-  index = HostIndex()
-  stream = open_stream(Schedule(lambda step: _snapshot(10 * step, index)))
-  found = []
-  for step in range(3):
-    prepared = stream.take(step, _params(7.0))
-    found.append((_rows(prepared), prepared.metrics["snapshot"]))
-    assert prepared.metrics["staleness_steps"] == step
-    assert prepared.metrics["of_stage"] == 1.0
-  assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
-  # Embedded by the snapshot's own query tower.
-  assert [found[0, 0] for found in index.vectors[:3]] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -275,41 +242,3 @@ def test_a_stage_may_search_again_for_what_it_has_found(open_stream):
   again = open_at(3, resumed=state)
   found = [_rows(again.take(step, _params(1.0))) for step in range(3, 9)]
   assert found == expected
-
-
-def test_an_index_whose_process_has_died_ends_the_stream(open_stream):
-  crash = IndexCrashedError("the search process has ended")
-  assert crash.exit_code != ExitCode.USER_ERROR
-  stream = open_stream(Schedule(lambda step: _snapshot(9, HostIndex(crash))))
-  with pytest.raises(IndexCrashedError, match="has ended"):
-    stream.take(0, _params(7.0))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_vectors_come_from_the_devices_where_these_hold_them(
-  open_stream, dtype
-):
-  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-  mesh, read = make_mesh(), []
-
-  def gather(rows):
-    read.append(rows)
-    return vectors[rows]
-
-  snapshot = _snapshot(
-    0, ExactIndex(vectors, ExactConfig(dtype=dtype), mesh=mesh)
-  )
-  stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
-  vars(snapshot).update(embeddings=stored)
-
-  def features(batch, retrieved, context):
-    made = context.vectors(retrieved.rows)
-    return WithVectors(batch.arrays["query"], made), {}
-
-  stream = open_stream(Schedule(lambda step: snapshot), features=features)
-  found = stream.take(0, _params(1.0)).batch.retrieved
-  # All queries are ones, and the index rounds its vectors to the type.
-  best = np.argsort(-vectors.astype(dtype).astype(np.float32).sum(axis=1))[:K]
-  np.testing.assert_array_equal(found, np.tile(vectors[best], (BATCH, 1, 1)))
-  # Files of vectors are read only if the devices hold rounded ones.
-  assert bool(read) == (dtype == "bfloat16")

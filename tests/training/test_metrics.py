@@ -1,6 +1,8 @@
 """Metrics are written late and in order, and what is wrong is found."""
 
+import dataclasses
 import logging
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +11,20 @@ from tensorboard.backend.event_processing.event_file_loader import (
   LegacyEventFileLoader,
 )
 
+from realm_jax.errors import RealmError
+from realm_jax.training import metrics as metrics_module
 from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from tests.full_disk import full_disk
 
 
-def _open(model_dir, start_step=0):
+def _open(model_dir, start_step=0, **settings):
   return MetricsLog(
-    model_dir, start_step=start_step, num_steps=10, examples_per_step=8
+    model_dir,
+    start_step=start_step,
+    num_steps=10,
+    examples_per_step=8,
+    **settings,
   )
 
 
@@ -52,6 +60,65 @@ def test_a_step_is_a_row_and_an_event_of_tensorboard(tmp_path):
     for metrics in both:
       assert metrics["recall"] == step / 8
       assert metrics["loss"] == pytest.approx(1 / step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+  """A tracker, and its writer, that keeps what it is given."""
+
+  taken: list
+
+  def open(self, model_dir):
+    return self
+
+  def write_scalars(self, step, scalars):
+    self.taken.append((step, scalars))
+
+  def flush(self):
+    self.taken.append("flush")
+
+  def close(self):
+    self.taken.append("close")
+
+
+def test_a_writer_of_ones_own_is_given_each_step(tmp_path):
+  taken = []
+  for start_step in (0, 2):
+    log = _open(tmp_path, start_step, writers=[Listed(taken)])
+    for step in range(start_step + 1, start_step + 4):
+      log.push(step, _metrics(1.0 / step), {"recall": step / 8})
+    log.flush()
+    log.close()
+    assert taken[-2:] == ["flush", "close"]
+  steps, values = zip(*[t for t in taken if isinstance(t, tuple)], strict=True)
+  # The third is repeated after a checkpoint of the second.
+  assert steps == (1, 2, 3, 3, 4, 5)
+  rows = {row["step"]: row for row in read_rows(tmp_path)}
+  assert values[-1].items() <= rows[5].items()
+  assert {"loss", "recall", "step_seconds"} <= values[-1].keys()
+  assert not _events(tmp_path)
+  with pytest.raises(RealmError, match=r"pip install wandb"):
+    _open(tmp_path, writers=["wandb"])
+
+
+def test_a_line_says_how_long_the_run_takes_at_its_pace(
+  tmp_path, caplog, monkeypatch
+):
+  now = [0.0]
+  clock = types.SimpleNamespace(
+    **dict.fromkeys(("time", "monotonic", "perf_counter"), lambda: now[0])
+  )
+  monkeypatch.setattr(metrics_module, "time", clock)
+  log = _open(tmp_path)
+  with caplog.at_level(logging.INFO):
+    for step in range(1, 6):
+      # The first step takes an hour, most of which is not the pace.
+      now[0] += 20.0 if step > 1 else 3600.0
+      log.push(step, _metrics(1.0), {})
+  log.close()
+  # Step 3 came 40 seconds after step 1, and 7 are left.
+  (line,) = [text for text in caplog.messages if "step 3 of 10" in text]
+  assert line.endswith(", 0:02:20 left")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 
+import faiss
 import numpy as np
 import pytest
 
@@ -42,6 +43,24 @@ def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   lines = (out / "blocks.jsonl").read_text(encoding="utf-8").splitlines()
   blocks = [json.loads(line) for line in lines]
   assert blocks == [{"id": f"d{i}:0", "title": "t"} for i in range(_BLOCKS)]
+  index = tmp_path / "index"
+  export_vectors(
+    tmp_path / "run",
+    output_dir=index,
+    corpus_dir=corpus.source,
+    retriever=_RETRIEVER,
+    to="faiss",
+  )
+  flat = faiss.read_index(str(index / "index.faiss"))
+  np.testing.assert_array_equal(flat.reconstruct_n(0, _BLOCKS), values)
+  queries = np.ones((1, DIM), np.float32)
+  scores, (rows,) = flat.search(queries, 3)
+  best = np.argsort(-values.sum(axis=1), kind="stable")[:3]
+  assert rows.tolist() == best.tolist()
+  np.testing.assert_array_equal(scores[0], values[best].sum(axis=1))
+  names = {"blocks.jsonl", "index.faiss", "vectors.json"}
+  assert {path.name for path in index.iterdir()} == names
+  assert (index / "blocks.jsonl").read_text() == "\n".join([*lines, ""])
   said = json.loads((out / "vectors.json").read_text(encoding="utf-8"))
   assert said["checkpoint_step"] == 9
   assert said["corpus_fingerprint"] == corpus.fingerprint
