@@ -4,7 +4,33 @@ constraints/ pins, for each Python, the set of versions that is tested together.
 A requirement has a bound where a release has announced a break.
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+# What is asked for by `realm_jax[NAME]`, and by `realm_jax[all]`.
+EXTRAS = {
+  # Tasks, with which `train`, `evaluate` and `show_task` read their examples;
+  # and the index of runs that do not retrieve on their devices.
+  "train": ["scann", "seqio", "tensorflow-datasets"],
+  # gs:// goes through gcsfs alone, wherever TensorFlow is installed or not.
+  "gcs": ["aiohttp", "gcsfs"],
+  "beam": ["apache-beam"],
+  "demo": ["matplotlib"],
+  # Weights by their names on Hugging Face's hub.
+  "hub": ["huggingface_hub"],
+  # TFDS needs it to download and prepare a data set, and does not ask for it.
+  "tfds": ["importlib-resources", "tensorflow-datasets"],
+  # A build for GPUs goes by another name, and serves as well.
+  "faiss": ["faiss-cpu"],
+  "launch": ["pyyaml", "xmanager"],
+  # The page of realm_jax.serve.
+  "serve": ["starlette", "uvicorn"],
+  # Where Thai sentences end.
+  "thai": ["pythainlp", "python-crfsuite"],
+  # Where Chinese words end.
+  "chinese": ["jieba"],
+}
 
 setup(
   name="realm_jax",
@@ -13,7 +39,21 @@ setup(
     "Retrieval-augmented language model pre-training (REALM) in JAX, with the"
     " search index rebuilt while the model trains."
   ),
+  long_description=Path(__file__).with_name("README.md").read_text("utf-8"),
+  long_description_content_type="text/markdown",
   license="Apache-2.0",
+  keywords="REALM retrieval-augmented language-model question-answering JAX",
+  classifiers=[
+    "Development Status :: 4 - Beta",
+    "Environment :: Console",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+  ],
+  entry_points={"console_scripts": ["realm = realm_jax.__main__:main"]},
   # Links lead from the package to `tasks` and `launch`, which are at the top of
   # a clone; a wheel has their files.
   packages=[
@@ -50,36 +90,18 @@ setup(
     "protobuf",
     "regex",
     "safetensors",
-    "scann",
     "scipy",
     "sentencex",
-    "seqio",
     "tensorboard",
     "tensorflow",
-    "tensorflow-datasets",
     "tensorflow-text",
     "zstandard",
   ],
   extras_require={
+    **EXTRAS,
+    "all": sorted({name for names in EXTRAS.values() for name in names}),
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda13]"],
-    # gs:// goes through gcsfs alone, wherever TensorFlow is installed or not.
-    "gcs": ["aiohttp", "gcsfs"],
-    "beam": ["apache-beam"],
-    "demo": ["matplotlib"],
-    # Weights by their names on Hugging Face's hub.
-    "hub": ["huggingface_hub"],
-    # TFDS needs it to download and prepare a data set, and does not ask for it.
-    "tfds": ["importlib-resources"],
-    # A build for GPUs goes by another name, and serves as well.
-    "faiss": ["faiss-cpu"],
-    "launch": ["pyyaml", "xmanager"],
-    # The page of realm_jax.serve.
-    "serve": ["starlette", "uvicorn"],
-    # Where Thai sentences end.
-    "thai": ["pythainlp", "python-crfsuite"],
-    # Where Chinese words end.
-    "chinese": ["jieba"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:

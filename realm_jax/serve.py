@@ -112,14 +112,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve(config: "RunConfig") -> None:
-  try:
-    # The one part of the project that needs the extra.
-    from realm_jax.serving import app
-  except ModuleNotFoundError as error:
-    raise RealmError(
-      f"the page needs the library {error.name}, which `make env` and the "
-      "extra `serve` install; install it"
-    ) from error
+  from realm_jax.serving import app
+
   try:
     # Before minutes of loading: the port may be in use.
     listening = app.listen(_HOST.value, _PORT.value)
@@ -131,7 +125,7 @@ def _serve(config: "RunConfig") -> None:
     ) from error
   # They take seconds, which a port in use does not wait for.
   from realm_jax.evaluation.run import RunConfig, TrainedRun
-  from realm_jax.inputs.questions import read_json_lines
+  from realm_jax.inputs.question_files import read_json_lines
   from realm_jax.serving.service import Service
 
   with listening:

@@ -27,7 +27,11 @@ from realm_jax.errors import ExitCode
 # starts a process only after the one before has ended.
 VARIABLE = "REALM_JAX_SUPERVISOR"
 MAX_RESTARTS = 10
-_FINAL = (0, ExitCode.USER_ERROR, ExitCode.LOST_ROLE)
+# The last one: nobody reads what it prints, as after `train --help | head`.
+_FINAL = (
+  *(0, ExitCode.USER_ERROR, ExitCode.LOST_ROLE),
+  128 + signal.SIGPIPE,
+)
 _MAX_PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1

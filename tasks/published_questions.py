@@ -26,7 +26,11 @@ from etils import epath
 
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.published import Form, PublishedSource
-from realm_jax.inputs.questions import Question, read_json_lines, read_question
+from realm_jax.inputs.question_files import (
+  Question,
+  read_json_lines,
+  read_question,
+)
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.tasks import open_qa
 

@@ -8,6 +8,8 @@ import importlib.util
 import json
 import re
 import shlex
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -44,12 +46,14 @@ SLOW_TO_IMPORT = {
   "torch",
   "xmanager",
 }
-# A container's command takes the arguments of another one, and no flags.
+# A container's command takes the arguments of another one, and no flags; so
+# does `realm`.
 COMMANDS = [
   f"{folder.replace('/', '.')}.{path.stem}"
   for folder in ("realm_jax", "realm_jax/launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
-  if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
+  if '__name__ == "__main__"' in path.read_text()
+  and path.stem not in ("__main__", "pod")
 ] + ["experiments.ablation", "experiments.demo"]
 _PRINTED = [command for command in printed() if command.module != T5X]
 # Commands of realm_jax, with arguments that are otherwise right.
@@ -184,3 +188,91 @@ def test_the_flags_of_t5x_are_its_own(server):
   assert of_t5x
   for command in of_t5x:
     assert command.flags <= known
+
+
+def _realm(environment, *typed, **streams):
+  """Runs `realm`, as the script of an installation does."""
+  given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+  script = "from realm_jax.__main__ import main; raise SystemExit(main())"
+  return subprocess.run(
+    [sys.executable, "-X", "importtime", "-c", script, *typed],
+    env=environment,
+    text=True,
+    **given,
+  )
+
+
+def test_realm_lists_every_command_at_once(command_environment):
+  for typed in ((), ("--help",)):
+    done = _realm(command_environment, *typed)
+    assert done.returncode == 0
+    listed = {line.split()[0] for line in done.stdout.splitlines()[2:-2]}
+    assert {f"realm_jax.{name}" for name in listed} == {
+      name for name in COMMANDS if name.startswith("realm_jax.")
+    }
+    imported = set(re.findall(r"\| +(\w+)$", done.stderr, re.M))
+    assert "realm_jax" in imported
+    assert not imported & {*SLOW_TO_IMPORT, "jax", "numpy", "absl"}
+  # Nobody reads the list.
+  with subprocess.Popen(["true"], stdin=subprocess.PIPE) as gone:
+    gone.wait()
+    done = _realm(command_environment, stdout=gone.stdin)
+  assert done.returncode == -signal.SIGPIPE
+
+
+def test_realm_becomes_the_command_or_suggests_one(command_environment):
+  done = _realm(command_environment, "trian", "--help")
+  assert done.returncode == 2
+  assert "did you mean `realm train`?" in done.stderr
+  done = _realm(command_environment, "compare", "--help")
+  assert (done.returncode, "Compares two" in done.stdout) == (0, True)
+  done = _realm(command_environment, "compare", "--nonsense")
+  assert done.returncode == 2
+  assert done.stderr.splitlines()[-1].startswith("compare: Unknown command")
+
+
+# A process without the libraries of the extra `train`.
+_WITHOUT = """
+import runpy, sys
+
+class Absent:
+  def find_spec(self, name, *_):
+    if name in ("seqio", "scann", "tensorflow_datasets"):
+      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+_LOADS = """
+import realm_jax, realm_jax.inputs.question_files, realm_jax.serving.service
+run = realm_jax.load(sys.argv[1])
+print(run.ask("who?").answers[0].text, run.retrieve("who?")[0].title)
+print(run.explain("who?"))
+"""
+_RUNS = """
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def test_what_asks_does_without_the_extra_for_training(
+  recorded_run, world, command_environment
+):
+  run = recorded_run("open_qa")
+
+  def python(program, *arguments):
+    return subprocess.run(
+      [sys.executable, "-c", _WITHOUT + program, *map(str, arguments)],
+      env=command_environment,
+      capture_output=True,
+      text=True,
+    )
+
+  done = python(_LOADS, run)
+  assert done.returncode == 0, done.stderr
+  given = f"--model_dir={run}", f"--gin.QUESTIONS={world.question_file}"
+  done = python(_RUNS, "realm_jax.evaluate", *given)
+  assert done.returncode == 2
+  assert done.stderr == (
+    "evaluate: this needs the library seqio, which is not installed; pip "
+    "install 'realm_jax[train]'\n"
+  )

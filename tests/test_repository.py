@@ -1,4 +1,4 @@
-"""Links of documents, tests of faults, and pinned requirements are there."""
+"""Links, tests of faults, extras and pinned requirements are there."""
 
 import re
 import runpy
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -52,13 +53,53 @@ def test_every_named_test_of_a_fault_is_there():
   assert not missing
 
 
-def test_what_is_declared_is_pinned(monkeypatch):
+@pytest.fixture
+def given(monkeypatch) -> dict:
+  """What setup.py gives to setuptools."""
   given: dict = {}
   monkeypatch.setattr(
     setuptools, "setup", lambda **keywords: given.update(keywords)
   )
   monkeypatch.chdir(PROJECT_DIR)
   runpy.run_path("setup.py")
+  return given
+
+
+def test_the_extras_that_are_named_exist(given):
+  files = [PROJECT_DIR / name for name in (*DOCUMENTS, "launch/Dockerfile")]
+  files += [PROJECT_DIR / "Makefile", *PROJECT_DIR.rglob("realm_jax/**/*.py")]
+  named = {
+    name
+    for path in files
+    for names in re.findall(
+      r"(?:realm_jax|'\.)\[([a-z0-9,]+)\]|EXTRAS :?= ?([a-z0-9,]+)|"
+      r"EXTRAS=([a-z0-9,]+)",
+      path.read_text(),
+    )
+    for name in "".join(names).split(",")
+  }
+  assert {"faiss", "serve", "tpu", "train"} <= named
+  assert named <= given["extras_require"].keys()
+
+
+def test_only_a_tag_of_a_version_publishes():
+  folder = PROJECT_DIR / ".github" / "workflows"
+  triggers, publishing = {}, []
+  for path in sorted(folder.glob("*.yml")):
+    read = yaml.safe_load(path.read_text())
+    # YAML 1.1 reads `on` as true.
+    triggers[path.stem] = read[True]
+    if "gh-action-pypi-publish" in path.read_text():
+      publishing.append(path.stem)
+    for job in read["jobs"].values():
+      assert {*([job.get("needs")] if "needs" in job else [])} <= {
+        *read["jobs"]
+      }
+  assert publishing == ["release"]
+  assert triggers["release"] == {"push": {"tags": ["v*"]}}
+
+
+def test_what_is_declared_is_pinned(given):
   declared = {
     canonicalize_name(Requirement(text).name)
     for texts in (given["install_requires"], *given["extras_require"].values())

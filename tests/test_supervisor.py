@@ -63,7 +63,7 @@ if life < 5: sys.exit({codes}[life - 2])
 
 
 @pytest.mark.parametrize(
-  "code", [0, int(ExitCode.USER_ERROR), int(ExitCode.LOST_ROLE)]
+  "code", [0, int(ExitCode.USER_ERROR), int(ExitCode.LOST_ROLE), 128 + 13]
 )
 def test_what_is_done_or_would_fail_again_is_not(run, code):
   assert run(f"sys.exit({code})")[:2] == (code, 1)

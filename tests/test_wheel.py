@@ -1,10 +1,11 @@
-"""A built wheel finds its recipes, in a folder without a clone."""
+"""A built wheel has what it should, in a folder without a clone."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 
 import pytest
 
@@ -19,7 +20,8 @@ def test_an_installed_package_brings_its_recipes(
   for name in ("realm_jax", "gin"):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(project_dir / name, sources / name, ignore=ignored)
-  shutil.copy(project_dir / "setup.py", sources)
+  for name in ("setup.py", "README.md", "LICENSE"):
+    shutil.copy(project_dir / name, sources)
   pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"]
   subprocess.run(
     [*pip, "--quiet", "--no-deps", "--no-build-isolation", "-w", "..", "."],
@@ -31,6 +33,16 @@ def test_an_installed_package_brings_its_recipes(
   installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
   zipfile.ZipFile(wheel).extractall(installed)
   elsewhere.mkdir()
+  (distribution,) = metadata.distributions(path=[str(installed)])
+  folders = {path.name for path in installed.iterdir()}
+  assert folders == {"realm_jax", f"realm_jax-{distribution.version}.dist-info"}
+  (script,) = distribution.entry_points
+  assert (script.name, script.value) == ("realm", "realm_jax.__main__:main")
+  described = distribution.metadata
+  assert "# realm_jax" in described.get_payload()
+  assert {"License", "License-File", "Requires-Python", "Keywords"} <= {
+    *described
+  }
 
   def run(module, *arguments):
     done = subprocess.run(

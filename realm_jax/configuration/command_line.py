@@ -61,6 +61,12 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
   True,
   "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
+# Libraries that not every command needs, and the extras that install them.
+_EXTRAS = {
+  **dict.fromkeys(("seqio", "tensorflow_datasets"), "train"),
+  **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+  **dict.fromkeys(("xmanager", "yaml"), "launch"),
+}
 # What functions below define belongs to the command that calls them, whose
 # --help shows it.
 flags.disclaim_key_flags()
@@ -290,6 +296,7 @@ def exit_code(error: BaseException) -> int:
     access.explained(error)
     or _without_device(error)
     or _without_output(error)
+    or _without_extra(error)
     or error
   )
   is_of_user = isinstance(explained, RealmError)
@@ -348,6 +355,18 @@ def _without_output(error: BaseException) -> RealmError | None:
   return RealmError(
     f"the standard output cannot be written ({error.strerror}); free some "
     "space where it goes, or send it elsewhere"
+  )
+
+
+def _without_extra(error: BaseException) -> RealmError | None:
+  """Returns which extra to install where a library of one is missing."""
+  # What gin raises where it imports has the text alone.
+  found = re.search(r"No module named '(\w+)", str(error))
+  if found is None or found[1] not in _EXTRAS:
+    return None
+  return RealmError(
+    f"this needs the library {found[1]}, which is not installed; pip install "
+    f"'realm_jax[{_EXTRAS[found[1]]}]'"
   )
 
 

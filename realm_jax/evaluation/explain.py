@@ -43,7 +43,6 @@ from realm_jax.evaluation.run import (
   RunConfig,
   TrainedRun,
 )
-from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import Asked, PositiveInt
 from realm_jax.storage.json_files import require_unicode
@@ -351,6 +350,9 @@ def block_use(
     ExplanationError: It has too few candidates.
     TaskError: The task gives no masked sentences.
   """
+  # seqio, which explanations of given texts do without.
+  from realm_jax.inputs.batches import stream_batches
+
   retrieval = stage.retrieval
   if retrieval is None:
     raise ExplanationError(NULL_BLOCK_ALONE)

@@ -334,12 +334,13 @@ def _library() -> Any:
   hidden here unless it was imported earlier, the import takes a twentieth of
   the time.
   """
-  module, advice = "scann.scann_ops.py.scann_ops_pybind", "`pip install scann`"
+  module = "scann.scann_ops.py.scann_ops_pybind"
+  advice = "`pip install 'realm_jax[train]'`, or choose the index `exact`"
   modules: dict[str, Any] = sys.modules
   is_new = module not in modules
   hides = is_new and modules.setdefault("tensorflow", None) is None
   try:
-    return library_of("scann", module, f"{advice}, or choose the index `exact`")
+    return library_of("scann", module, advice)
   finally:
     if hides:
       del modules["tensorflow"]

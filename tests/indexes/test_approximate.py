@@ -101,7 +101,7 @@ def test_an_index_below_its_target_is_refused_unless_it_may_be():
 def test_a_missing_library_is_named(monkeypatch):
   module = "scann.scann_ops.py.scann_ops_pybind"
   monkeypatch.setitem(sys.modules, module, None)
-  with pytest.raises(RealmError, match="pip install scann"):
+  with pytest.raises(RealmError, match=r"pip install 'realm_jax\[train\]'"):
     _TREE.build(_blocks(_TREE))
 
 

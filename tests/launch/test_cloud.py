@@ -29,8 +29,8 @@ def submitted(monkeypatch):
     (packageable,) = packageables
     name = packageable.executor_spec.image_name
     dockerfile = Path(packageable.executable_spec.dockerfile).read_text()
-    *common, _, entry_point = dockerfile.splitlines()
-    assert "RUN pip install" in common[-1]
+    entry_point = dockerfile.splitlines()[-1]
+    assert "\nRUN pip install" in dockerfile
     assert Path(packageable.executable_spec.path, "setup.py").exists()
     commands[name] = json.loads(entry_point.removeprefix("ENTRYPOINT "))
     return [executables.GoogleContainerRegistryImage(name, name)]

@@ -11,7 +11,7 @@ from realm_jax.inputs import seqio_rows
 from realm_jax.inputs.config import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.published import question_of_record
-from realm_jax.inputs.questions import Question
+from realm_jax.inputs.question_files import Question
 from realm_jax.tasks import published_questions
 
 # TFDS reads its metadata by a method that protobuf will drop.
