@@ -19,7 +19,7 @@ COMMANDS = {
   "launch.xm_launch": "Starts all jobs of a run, here or on a cluster.",
   "precompile": "Says whether a run fits a TPU slice, without one.",
   "evaluate": "Evaluates a run on questions or masked sentences.",
-  "compare": "Compares two evaluations, question by question.",
+  "compare": "Compares evaluations, question by question.",
   "ask": "Answers questions.",
   "explain": "Shows what each retrieved block contributes.",
   "serve": "Serves a run: a page, and an interface for programs.",
