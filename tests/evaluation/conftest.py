@@ -13,6 +13,11 @@ from tests import tiny_world
 from tests.json_lines import read_lines
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_device(one_device):
+  """What eight do is in `evaluated`, and in tests/integration."""
+
+
 @pytest.fixture(scope="session")
 def questions(world) -> DataConfig:
   """The world's questions, eight in a batch."""

@@ -13,7 +13,7 @@ from tests import tiny_world
 
 
 @pytest.mark.slow
-def test_the_page_runs(recorded_run, project_dir, monkeypatch, one_device):
+def test_the_page_runs(recorded_run, project_dir, monkeypatch):
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")
   recorded_run("pretrain").rename(folder.parent / "realm")
@@ -54,7 +54,7 @@ def test_the_page_runs(recorded_run, project_dir, monkeypatch, one_device):
 
 @pytest.mark.slow
 def test_the_notebook_runs(
-  recorded_run, project_dir, command_server, monkeypatch, one_device
+  recorded_run, project_dir, command_server, monkeypatch
 ):
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")

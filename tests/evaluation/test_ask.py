@@ -15,7 +15,7 @@ _QUESTION = "where was Ada born?"
 
 
 def test_everything_names_the_same_answer_with_the_same_probability(
-  run, evaluate, one_device, tmp_path
+  run, evaluate, tmp_path
 ):
   evaluate(
     num_spans=50,

@@ -14,7 +14,7 @@ from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 from tests import tiny_world
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+pytestmark = pytest.mark.slow
 
 command_line.define_run_flags()
 

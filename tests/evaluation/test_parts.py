@@ -65,7 +65,7 @@ def test_an_evaluation_that_broke_off_goes_on(
   assert len(counts) == 6
   expected = _files(tmp_path / "whole")
   folder = tmp_path / "resumed"
-  for limit in (3, 1, 0):
+  for limit in (3, 1):
     with counted_searches(limit):
       call(folder)
     assert not (folder / "predictions.jsonl").exists()
@@ -86,7 +86,7 @@ def test_an_evaluation_that_broke_off_goes_on(
 def test_parts_of_another_evaluation_are_removed(
   evaluate, many_questions, few_lines, tmp_path, caplog
 ):
-  caplog.set_level(logging.INFO)
+  caplog.set_level(logging.INFO, logger="absl")
   folder = tmp_path / "evaluated"
 
   def call(limit, folder=folder, **changes):
@@ -137,9 +137,8 @@ def test_a_task_may_drop_questions_and_break_off(
     evaluate_retrieval(config=run_config, data=data, output_dir=tmp_path / name)
 
   call("whole")
-  for _ in range(2):
-    with counted_searches(2):
-      call("resumed")
+  with counted_searches(3):
+    call("resumed")
   call("resumed")
   assert _files(tmp_path / "resumed") == _files(tmp_path / "whole")
   ids = [row["id"] for row in read_lines(tmp_path / "whole/retrieved.jsonl")]
@@ -188,7 +187,7 @@ def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
 
 
 def test_memory_does_not_grow_with_the_lines(tmp_path):
-  folder, text, number = epath.Path(tmp_path) / "a/b", "x" * 4000, 12_000
+  folder, text, number = epath.Path(tmp_path) / "a/b", "x" * 4000, 6_000
   tracemalloc.start()
   numbered = ((k, line(k, question=text)) for k in range(number))
   made = _write(folder, 0, numbered, 8)

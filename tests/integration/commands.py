@@ -102,7 +102,7 @@ class Commands:
 
     Its snapshot, if it needs one, has to be built meanwhile.
     """
-    settings = {"SAVE_EVERY_STEPS": 2, **bindings}
+    settings = {"SAVE_EVERY_STEPS": 4, **bindings}
     if stage in _BEFORE:
       settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
     if stage == "pretrain":

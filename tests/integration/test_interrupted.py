@@ -26,7 +26,10 @@ from tests.processes.jobs import (
 )
 from tests.processes.pretraining import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_jobs")]
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.usefixtures("quick_jobs", "one_device"),
+]
 
 _STEPS, _SAVE_EVERY = 20, 4
 # The builder's line when it has built what there is.

@@ -15,16 +15,13 @@ from tests.integration.commands import checkpoint_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
-# Steps without packing are compiled for a single shape.
-_ONE_SHAPE = {"PACK": False}
-
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory, commands):
   """A pre-training run of one step, with the snapshot of step 0."""
   model_dir = tmp_path_factory.mktemp("begun") / "realm"
   with commands.index_builder(model_dir):
-    commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0, **_ONE_SHAPE)
+    commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0)
   return model_dir
 
 
@@ -52,7 +49,6 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
       NUM_STEPS=12,
       SAVE_EVERY_STEPS=1,
       LEARNING_RATE=1e30,
-      **_ONE_SHAPE,
     )
   last = checkpoint_steps(model_dir)[-1]
   assert f"the last good checkpoint, step {last} of" in str(error.value)
@@ -69,9 +65,7 @@ def test_a_snapshot_of_another_corpus(commands, model_dir, tmp_path, world):
     vocab=world.corpus_dir / "vocab.txt",
   )
   with pytest.raises((ValueError, OSError)) as error:
-    commands.train(
-      "pretrain", model_dir, CORPUS_DIR=corpus, NUM_STEPS=3, **_ONE_SHAPE
-    )
+    commands.train("pretrain", model_dir, CORPUS_DIR=corpus, NUM_STEPS=3)
   text = str(error.value)
   assert "\n" not in text
   assert "reads its examples from version 1 of the corpus" in text

@@ -25,8 +25,6 @@ _STEPS = 6
 _SETTINGS = {
   "NUM_STEPS": _STEPS,
   "SAVE_EVERY_STEPS": 1,
-  # Two shapes inside would take twice the time to compile.
-  "PACK": False,
   "KEEP_CHECKPOINTS": _STEPS,
 }
 _ROLLING = {

@@ -26,7 +26,7 @@ def test_a_reader_learns_from_a_corpus_that_nobody_searches(
     vocab=str(world.corpus_dir / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH,
   )
-  settings = {"PRETRAINING_CORPUS_DIR": str(tmp_path / "news"), "PACK": False}
+  settings = {"PRETRAINING_CORPUS_DIR": str(tmp_path / "news")}
   run = tmp_path / "run"
   commands.train("reading", run, NUM_STEPS=2, HELD_OUT_BLOCKS=2, **settings)
   metrics = read_rows(run)[-1]
@@ -45,7 +45,6 @@ def _train_baseline(name, world, model_dir, **bindings):
     CORPUS_DIR=world.corpus_dir,
     INITIAL_READER=model_dir.parent / "imported",
     NUM_STEPS=2,
-    PACK=False,
     BATCH_SIZE=8,
     **bindings,
   )
@@ -103,7 +102,6 @@ def test_inverse_cloze_learns_from_what_its_snapshot_retrieves(
       NUM_STEPS=2,
       NUM_HARD_NEGATIVES=2,
       NUM_MICROBATCHES=2,
-      PACK=False,
     )
   rows = read_rows(tmp_path)
   assert [row["snapshot"] for row in rows] == [0, 0]
