@@ -88,6 +88,8 @@ setup(
     # Regular expressions whose steps are counted.
     "pcre2",
     "protobuf",
+    # Parquet, and the shards of Hugging Face's datasets.
+    "pyarrow",
     "regex",
     "safetensors",
     "scipy",

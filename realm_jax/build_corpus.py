@@ -6,8 +6,12 @@
 Each line is `{"title": …, "text": …}`, with optional `id`, `url` and
 `language`; the title may be missing, and files compressed (.gz, .bz2, .xz,
 .zst). The corpus appears complete or not at all, and a summary counts what was
-cut or skipped. Other inputs are data sets of TFDS and sources of seqio tasks:
+cut or skipped. Other inputs, which docs/training.md describes, are
 
+    --input=psgs_w100.tsv.gz      TSV, as of DPR and MS MARCO
+    --input='wiki/*.parquet'      parquet
+    --input=wiki/train            a data set that `datasets` has saved
+    --input=notes                 a folder of texts (.txt, .md, .html)
     --input=tfds:salient_span_wikipedia/documents     each row is a block
     --input=tfds:wikipedia/20230601.en:train          articles
     --input=seqio:MODULE:TASK[:SPLIT]
@@ -44,7 +48,8 @@ from realm_jax.corpus.update import update_corpus
 _INPUTS = flags.DEFINE_multi_string(
   "input",
   None,
-  "JSON Lines file or quoted pattern, tfds:NAME/CONFIG[:SPLIT], or "
+  "File or quoted pattern of JSON Lines, TSV, parquet or texts, a folder of "
+  "texts or of a saved data set, tfds:NAME/CONFIG[:SPLIT], or "
   "seqio:MODULE:TASK[:SPLIT]; repeatable.",
   required=True,
 )

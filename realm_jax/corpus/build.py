@@ -84,9 +84,10 @@ def build_corpus(
 
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
-      compressed (.gz, .bz2, .xz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
+      compressed (.gz, .bz2, .xz, .zst), of TSV, parquet or texts; folders of
+      texts or of saved data sets; `tfds:NAME/CONFIG[:SPLIT]`; or
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
-      in them; files of JSON Lines come first, sorted.
+      in them; files come first, sorted.
     output_dir: Corpus directory to make, or to update.
     vocab: BERT vocabulary file, the directory of a model that has one, or
       `train:SIZE` to learn at most SIZE pieces from the input, or from a sample

@@ -1,8 +1,9 @@
 """Documents, and the rows that they are read from.
 
 A row is a line of JSON, `{"title": …, "text": …}`, or a record with the same
-fields; the title may be missing. In an update it also has an id, and `{"id": …,
-"remove": true}` removes the document with that id.
+fields; the title may be missing. `contents`, as pyserini and FlashRAG write it,
+is a text whose first line may be the title. In an update a row also has an id,
+and `{"id": …, "remove": true}` removes the document with that id.
 """
 
 import dataclasses
@@ -21,9 +22,17 @@ from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import read_object, require_unicode
 from realm_jax.text.languages import require_language, words_longer_than
 
-# A line of a file, or the fields of a record, whose texts are UTF-8.
-Row: TypeAlias = bytes | Mapping[str, Any]
 
+class Fields(dict[str, Any]):
+  """The fields of a row, as its line of JSON would give them."""
+
+
+# A line of JSON, its fields, a record of TFDS, whose texts are UTF-8, or what
+# is wrong with the row.
+Row: TypeAlias = bytes | Fields | Mapping[str, Any] | InputError
+
+# Fields that are read, besides those that the corpus keeps.
+FIELDS = {*"id _id title text contents url language remove".split()}
 _WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
 _WANTED_OF_UPDATE = (
   '{"id": …, "title": …, "text": …} with optional "url" and "language", or '
@@ -122,17 +131,19 @@ class RowReader:
 
   def read(self, row: Row) -> Document:
     """Reads a row; raises `InputError` that says how, not where, it is bad."""
+    if isinstance(row, InputError):
+      raise row
     try:
       return self._read(row)
     except RealmError as error:
       wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
       raise InputError(f"{error}; wanted {wanted}") from None
 
-  def _read(self, row: Row) -> Document:
+  def _read(self, row: bytes | Mapping[str, Any]) -> Document:
     if isinstance(row, bytes):
-      fields = read_object(row)
-    else:
-      fields = _decoded(row, self.fields)
+      row = Fields(read_object(row))
+    is_record = not isinstance(row, Fields)
+    fields = _decoded(row, self.fields) if is_record else row
     keys = ", ".join(map(repr, fields)) or "no keys"
     # BEIR writes "_id", and Wikipedia's page ids are numbers.
     id_key = "id" if "id" in fields else "_id"
@@ -148,6 +159,8 @@ class RowReader:
       if fields["remove"] is not True or fields.keys() - {"id", "remove"}:
         raise InputError(f"'remove' is {fields['remove']!r} among {keys}")
       return Document(document_id, is_removal=True)
+    if "text" not in fields and "contents" in fields:
+      fields = _with_text(fields)
     if "text" not in fields:
       raise InputError(f"no 'text' among {keys}")
     text = _string(fields, "text")
@@ -158,7 +171,7 @@ class RowReader:
     if not document_id:
       content = f"{title}\0{text}".encode()
       document_id = hashlib.blake2b(content, digest_size=12).hexdigest()
-    if not isinstance(row, bytes) and {"sentences", "spans"} <= row.keys():
+    if is_record and {"sentences", "spans"} <= row.keys():
       # Offsets that came with a text are of the text as it is.
       kinds = np.asarray(row["spans"]["type"]).tolist()
       spans = zip(_ranges(row["spans"]), kinds, strict=True)
@@ -201,6 +214,20 @@ class RowReader:
         )
       require_unicode(repr(value), repr(name))
     return json.dumps(kept, ensure_ascii=False, sort_keys=True) if kept else ""
+
+
+def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns fields with the title and the text that are in `contents`."""
+  contents = _string(fields, "contents")
+  title, _, text = contents.partition("\n")
+  # A long first line is no title.
+  if "title" in fields or not text.strip() or len(title) > 200:
+    return {**fields, "text": contents}
+  return {
+    **fields,
+    "title": re.sub(r'^"(.*)"$', r"\1", title.strip()),
+    "text": text,
+  }
 
 
 def _decoded(

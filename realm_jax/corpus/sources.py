@@ -8,21 +8,25 @@ read once more, and their documents dealt to the processes that make blocks.
 
 import array
 import bisect
+import codecs
 import functools
 import glob
 import itertools
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from etils import epath
 
 from realm_jax.console import Progress
-from realm_jax.corpus import InputError
+from realm_jax.corpus import InputError, tables, texts
 from realm_jax.corpus.documents import Document, Row, RowReader, hash63
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.storage.line_files import lines_of
-from realm_jax.storage.paths import is_remote
+from realm_jax.storage.line_files import decompressed, lines_of
+from realm_jax.storage.paths import is_remote, sizes_below
 
 # Key of a row that has no id, since it is malformed.
 _NO_KEY = -1
@@ -30,6 +34,12 @@ _NO_KEY = -1
 _FIRST_ERRORS = 10
 # Inputs that begin so are read by seqio.
 _SEQIO = ("tfds:", "seqio:")
+# Endings of files of many documents. Other files are such by their first line,
+# unless they are texts.
+_LINES, _TABLES = (".jsonl", ".ndjson", ".json"), (".tsv", ".parquet", ".arrow")
+
+# What reads an input: its rows, with their places in it.
+_Reader: TypeAlias = Callable[[], Iterator[tuple[int, Row]]]
 
 
 class Piece(NamedTuple):
@@ -62,9 +72,10 @@ class DocumentSource:
     self.reader = reader
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
-    self._files = _open(inputs)
-    # Index and file of the first row of each file.
-    self._starts: list[tuple[int, str]] = []
+    self._files = _open(inputs, reader.fields, self.summary.skipped)
+    # Index, file and number of each row that does not follow the one before.
+    self._starts: list[tuple[int, str, int]] = []
+    following = ("", 0)
     keys, sizes = array.array("q"), array.array("q")
     # Indices of rows that give no document, and by the index of other rows the
     # number of earlier ones with the same contents.
@@ -73,8 +84,9 @@ class DocumentSource:
     dropped: dict[int, str] = {}
     with Progress("rows read for their ids") as progress:
       for index, (file, number, row) in enumerate(self._rows()):
-        if number == 1:
-          self._starts.append((index, file))
+        if (file, number) != following:
+          self._starts.append((index, file, number))
+        following = (file, number + 1)
         try:
           document = reader.read(row)
           keys.append(hash63(document.id))
@@ -99,7 +111,7 @@ class DocumentSource:
   def _rows(self) -> Iterator[tuple[str, int, Row]]:
     """Yields all rows, with their files and their numbers in these, from 1."""
     for file, rows in self._files.items():
-      for number, row in enumerate(rows(), start=1):
+      for number, row in rows():
         yield file, number, row
 
   def _find_repeats(self, keys: np.ndarray) -> None:
@@ -125,8 +137,8 @@ class DocumentSource:
 
   def _place(self, index: int) -> str:
     at = bisect.bisect(self._starts, index, key=lambda start: start[0]) - 1
-    start, file = self._starts[at]
-    return f"{file}:{index - start + 1}"
+    start, file, number = self._starts[at]
+    return f"{file}:{number + index - start}"
 
   def refuse(self, message: str, reason: str) -> None:
     """Raises `InputError`, or counts a bad row and notes the message."""
@@ -167,22 +179,26 @@ def _size(row: Row) -> int:
   """Returns about how many bytes of text a row has."""
   if isinstance(row, bytes):
     return len(row)
+  if isinstance(row, InputError):
+    return 0
   return sum(len(v) for v in row.values() if isinstance(v, (bytes, str)))
 
 
 # --- Files --------------------------------------------------------------
 
 
-def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
-  """Returns what reads each input: files of JSON Lines, sorted, then others."""
-  files = {
-    name
-    for pattern in inputs
-    if not pattern.startswith(_SEQIO)
-    for name in _matches(pattern)
-  }
-  found: dict[str, Callable[[], Iterator[Row]]] = {
-    name: functools.partial(lines_of, name) for name in sorted(files)
+def _open(
+  inputs: Sequence[str], fields: Sequence[str], skipped: Counter[str]
+) -> dict[str, _Reader]:
+  """Returns what reads each input: files, sorted, then others."""
+  # Of each file, the folder below which its path is a document's id.
+  files: dict[str, str] = {}
+  for pattern in inputs:
+    if not pattern.startswith(_SEQIO):
+      files |= _matches(pattern, skipped)
+  found: dict[str, _Reader] = {
+    name: _reader(name, folder, fields)
+    for name, folder in sorted(files.items())
   }
   for source in inputs:
     if source.startswith(_SEQIO):
@@ -190,29 +206,74 @@ def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
       from realm_jax.inputs import seqio_rows
 
       for number, shard in enumerate(seqio_rows.shards(source)):
-        found[f"{source} shard {number}"] = shard
+        found[f"{source} shard {number}"] = functools.partial(_numbered, shard)
   return found
 
 
-def _matches(pattern: str) -> list[str]:
-  """Returns the files of a pattern; raises `InputError` if there is none."""
+def _reader(name: str, folder: str, fields: Sequence[str]) -> _Reader:
+  """Returns what reads a file, by its ending or else by its first line."""
+  kind = decompressed(name).suffix.lower()
+  if kind in texts.ENDINGS:
+    return functools.partial(texts.read, name, folder)
+  if kind not in (*_LINES, *_TABLES):
+    first = next(lines_of(name), b"").lstrip(codecs.BOM_UTF8)
+    if first.startswith(b"PAR1"):
+      kind = ".parquet"
+    elif b"\t" in first and not first.lstrip().startswith((b"{", b"[")):
+      kind = ".tsv"
+  if kind == ".tsv":
+    return functools.partial(tables.read_tsv, name)
+  if kind in _TABLES:
+    return functools.partial(tables.read_records, name, fields)
+  return functools.partial(_numbered, functools.partial(lines_of, name))
+
+
+def _numbered(rows: Callable[[], Iterator[Row]]) -> Iterator[tuple[int, Row]]:
+  return enumerate(rows(), start=1)
+
+
+def _matches(pattern: str, skipped: Counter[str]) -> dict[str, str]:
+  """Returns the files of a pattern, and the folder that each is in."""
   path = epath.Path(pattern)
   found: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
     # A file may be called like a pattern.
-    if not path.is_file():
+    if not path.exists():
       found = map(epath.Path, glob.glob(pattern, recursive=True))
   elif glob.has_magic(path.name):
     found = path.parent.glob(path.name)
   matched = [str(file) for file in found if file.is_file()]
   if not matched and path.is_dir():
-    raise InputError(
-      f"--input={pattern} is a folder; give the files in it: "
-      f"--input='{pattern.rstrip('/')}/*.jsonl'"
-    )
+    return dict.fromkeys(_files_in(pattern, skipped), pattern)
   if not matched:
     raise InputError(
-      f"no file matches --input={pattern}; give JSON Lines files, "
-      "tfds:NAME/CONFIG or seqio:MODULE:TASK"
+      f"no file matches --input={pattern}; give files of JSON Lines, TSV or "
+      "parquet, a folder of texts, tfds:NAME/CONFIG or seqio:MODULE:TASK"
     )
-  return matched
+  parts = PurePath(pattern).parts[:-1]
+  plain = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+  return dict.fromkeys(matched, str(PurePath(*plain)))
+
+
+def _files_in(folder: str, skipped: Counter[str]) -> list[str]:
+  """Returns the files of a folder of texts, or of one that `datasets` saved."""
+  path = epath.Path(folder)
+  names = [n for n in sorted(sizes_below(folder)) if "/." not in f"/{n}"]
+  if "dataset_dict.json" in names:
+    raise InputError(
+      f"--input={folder} has several splits; give one: --input={path}/train"
+    )
+  if "dataset_info.json" in names and "state.json" in names:
+    state = json.loads((path / "state.json").read_text())
+    return [str(path / file["filename"]) for file in state["_data_files"]]
+  kinds = {name: decompressed(name).suffix.lower() for name in names}
+  found = [name for name in names if kinds[name] in texts.ENDINGS]
+  others = [name for name in names if kinds[name] in (".jsonl", *_TABLES)]
+  if others or not found:
+    what = f"not only texts, but {others[0]}" if others else "no texts"
+    raise InputError(
+      f"--input={folder} is a folder, and has {what} ({' '.join(texts.ENDINGS)}"
+      f"); give the files in it: --input='{path}/*.jsonl'"
+    )
+  skipped["files that are no texts"] += len(names) - len(found)
+  return [str(path / name) for name in found]

@@ -6,7 +6,7 @@ import itertools
 import lzma
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 import zstandard
@@ -21,6 +21,25 @@ _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 # Bytes that are read at once. Of zstd they are few, because each may become
 # 32 KiB.
 _AT_ONCE, _AT_ONCE_OF_ZSTD = 1 << 17, 1 << 10
+
+
+def decompressed(path: epath.PathLike) -> PurePath:
+  """Returns a file's name without the ending of its compression."""
+  name = PurePath(path)
+  compressed = name.suffix in (*_OPENERS, ".zst")
+  return name.with_suffix("") if compressed else name
+
+
+def contents_of(path: epath.PathLike) -> bytes:
+  """Returns what a file holds, decompressed, up to `LONGEST_LINE` bytes."""
+  found = bytearray()
+  for chunk in _chunks(str(path)):
+    found += chunk
+    if len(found) > LONGEST_LINE:
+      raise RealmError(
+        f"it has over {LONGEST_LINE >> 20} MiB; cut it into files"
+      )
+  return bytes(found)
 
 
 def lines_of(path: epath.PathLike) -> Iterator[bytes]:

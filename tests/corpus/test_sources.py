@@ -1,13 +1,25 @@
 """Reading JSON Lines, and what is said of lines that are not."""
 
+import bz2
 import codecs
+import csv
+import datetime
+import gzip
 import json
+import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from realm_jax.corpus import InputError
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import Document, RowReader
 from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.store import Corpus
+from realm_jax.storage.paths import upload_directory
+from tests.json_lines import write_lines
 
 
 def read(*paths, **arguments) -> list[Document]:
@@ -113,3 +125,209 @@ def test_a_text_without_spaces_is_no_long_word(run):
     json.dumps({"text": f"{run} a {'QUJD' * 300}"}).encode()
   )
   assert (document.text, document.long_words) == (f"{run} a ", 1)
+
+
+# --- Other files than JSON Lines ----------------------------------------
+
+# A quotation, a tab, an end of a line and é; JSON Lines have them as they are.
+_ROWS = [
+  {
+    "id": "a/velt.md",
+    "title": "Velt",
+    "text": '# Velt\n\nA "café" of Ada & B.',
+  },
+  {"id": "b.md", "title": "b", "text": "Stone by the river.\n"},
+]
+
+
+def _json_of_contents(folder, rows):
+  """As pyserini and FlashRAG write it, the title in quotes or not."""
+  contents = ('"Velt"\n{text}', "b\n{text}")
+  return write_lines(
+    folder / "a.jsonl",
+    [
+      {"id": row["id"], "contents": form.format(**row)}
+      for row, form in zip(rows, contents, strict=True)
+    ],
+  )
+
+
+def _dpr(folder, rows):
+  path = folder / "a.tsv.gz"
+  with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+    writer = csv.DictWriter(file, ("id", "text", "title"), delimiter="\t")
+    writer.writeheader()
+    writer.writerows(rows)
+  return path
+
+
+def _parquet(folder, rows):
+  table = pa.Table.from_pylist([{**row, "n": 1} for row in rows])
+  pq.write_table(table, folder / "a.parquet", row_group_size=1)
+  return folder / "a.parquet"
+
+
+def _dataset(folder, rows):
+  """As `save_to_disk` of `datasets` 4.4 writes it, with a cache beside it."""
+  names = [f"data-{i:05d}-of-00002.arrow" for i in range(2)]
+  for name, part in zip(names, (rows[:1], rows[1:]), strict=True):
+    table = pa.Table.from_pylist(part)
+    with pa.ipc.new_stream(folder / name, table.schema) as writer:
+      writer.write_table(table)
+  (folder / "cache-4d4c.arrow").write_bytes(b"")
+  (folder / "dataset_info.json").write_text("{}")
+  state = {"_data_files": [{"filename": name} for name in names]}
+  (folder / "state.json").write_text(json.dumps(state))
+  return folder
+
+
+def _markdown(folder, rows):
+  for row in rows:
+    path = folder / row["id"]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(row["text"], encoding="utf-8")
+  (folder / ".git").mkdir()
+  (folder / ".git/ada.md").write_text("Ada.")
+  (folder / "stone.png").write_bytes(b"\x89PNG")
+  return folder
+
+
+def _without_ending(folder, rows):
+  return _parquet(folder, rows).rename(folder / "download")
+
+
+FORMATS = [
+  *(_json_of_contents, _dpr, _parquet, _dataset, _markdown, _without_ending)
+]
+
+
+@pytest.mark.parametrize("write", FORMATS)
+def test_each_format_gives_the_corpus_of_its_json_lines(
+  tmp_path, vocab_file, write
+):
+  def fingerprint(source, target, **arguments):
+    arguments |= {"vocab": vocab_file, "name": "corpus", "shard_bytes": 1}
+    build_corpus([str(source)], tmp_path / target, **arguments)
+    return Corpus.open(tmp_path / target).fingerprint
+
+  (folder := tmp_path / "input").mkdir()
+  source = write(folder, _ROWS)
+  expected = fingerprint(write_lines(tmp_path / "a.jsonl", _ROWS), "lines")
+  # Processes take seconds to start, and none of them reads the input.
+  workers = 2 if write is _parquet else 1
+  assert fingerprint(source, "corpus", workers=workers) == expected
+
+
+def test_folders_on_an_object_store(object_store, tmp_path):
+  for write in (_dataset, _markdown):
+    (folder := tmp_path / write.__name__).mkdir()
+    write(folder, _ROWS)
+    target = object_store.path(f"{tmp_path.name}/{write.__name__}")
+    upload_directory(folder, target)
+    found = read(target)
+    assert [document.id for document in found] == ["a/velt.md", "b.md"]
+    # An update takes the same files.
+    assert read(target, of_update=True) == found
+
+
+def test_ms_marco(tmp_path):
+  """No title, and quotes that are text; without an ending, by its tabs."""
+  text = b'0\t"Ada" by\r\n1\t"Stone\n2\n3\tcaf\xe9\n4\t\xc3\xa9\tVelt'
+  rows = [("0", "", '"Ada" by'), ("1", "", '"Stone'), ("4", "Velt", "é")]
+  for name in ("a.tsv.zst", "collection.bz2"):
+    path = tmp_path / name
+    compress = zstandard.compress if name.endswith("zst") else bz2.compress
+    path.write_bytes(compress(text))
+    with pytest.raises(InputError, match=r":3: .*is 1; wanted id, text"):
+      read(path)
+    reader = RowReader()
+    source = DocumentSource([str(path)], reader, skip_bad_lines=True)
+    assert [(d.id, d.title, d.text) for d in source.documents()] == rows
+    assert source.summary.skipped["malformed lines"] == 2
+    assert "not UTF-8" in source.summary.first_errors[1]
+
+
+def test_places_and_quotes_of_tsv(tmp_path):
+  path = tmp_path / "a.tsv"
+  rows = [
+    '1\t"Ada\n\nby"\tVelt',
+    '2\t"Ada" by\tVelt',
+    "3",
+    "4\tb\tc",
+    "1\tb\tc",
+  ]
+  path.write_text("id\ttext\ttitle\n" + "\n".join(rows))
+  source = DocumentSource([str(path)], RowReader(), skip_bad_lines=True)
+  assert [d.place for d in source.documents()] == [f"{path}:2", f"{path}:7"]
+  for message, wanted in zip(
+    source.summary.first_errors,
+    (r":5: .* expected after '\"'", ":6: .* is 1", ":8 has the same .*:2;"),
+    strict=True,
+  ):
+    assert re.search(wanted, message)
+
+
+_PAGE = """<!doctype html><title>Caf&eacute; &amp; Velt</title>
+<script>if (a < b) "no";</script><style>p {}</style><nav><a>Home</a></nav>
+<h1>Velt</h1><svg><title>no</title></svg>
+<p>It was <b>b</b>uilt
+ by Ada.<br>AT&T &amp;lt; 3<p>In<table><tr><td>1987</td><td>by</table>
+<footer>no</footer>"""
+
+
+def test_texts_of_pages_and_titles_of_files(tmp_path):
+  for name, text in (
+    ("a.html", _PAGE),
+    ("b.MD", "```\n```\n## The *river* \n# Velt"),
+    ("c.markdown", "River\n=====\n"),
+    ("d.txt", "\ufeff# Ada"),
+  ):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+  found = read(tmp_path)
+  assert read(tmp_path / "*.*") == found
+  assert [(one.id, one.title) for one in found] == [
+    ("a.html", "Café & Velt"),
+    ("b.MD", "The *river*"),
+    ("c.markdown", "River"),
+    ("d.txt", "d"),
+  ]
+  paragraphs = "Velt\n\nIt was built by Ada. AT&T &lt; 3\n\nIn\n\n1987 by"
+  assert found[0].text == paragraphs
+  assert found[3].text == "# Ada"
+
+
+def test_dates_and_other_columns_of_parquet_are_kept(tmp_path):
+  date = datetime.date(1987, 2, 1)
+  row = {"text": "Ada.", "date": date, "tags": ["a"], "vector": [0.5]}
+  pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+  (found,) = read(tmp_path / "a.parquet", fields=["date", "tags"])
+  assert found.fields == '{"date": "1987-02-01", "tags": ["a"]}'
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("a.parquet", {"text": [1]}, r"a.parquet:1: 'text' is int and not a str"),
+    ("a.parquet", {"body": ["b"]}, r"a.parquet:1: no 'text' among 'body'"),
+    ("a.parquet", {"text": pa.array([], "string")}, "no document in .*a.parq"),
+    ("a.parquet", b"", "a.parquet cannot be read after row 0 .*fetch or write"),
+    ("a.arrow", b"ARROW", "a.arrow cannot be read after row 0"),
+    ("a.html", b"<![velt[", "a.html:1: .*velt"),
+    ("a.txt", b"caf\xe9", "a.txt:1: 'text' .* not UTF-8; write the whole"),
+    ("folder/a.csv", b"", r"is a folder, and has no texts \(.txt .*/\*.jsonl'"),
+    ("folder/a.tsv", b"", "is a folder, and has not only texts, but a.tsv"),
+    ("folder/dataset_dict.json", b"", "splits; give one: .*folder/train"),
+  ],
+)
+def test_files_that_give_nothing_are_explained(
+  tmp_path, vocab_file, name, content, message
+):
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  if isinstance(content, dict):
+    pq.write_table(pa.table(content), path)
+  else:
+    path.write_bytes(content)
+  given = path if path.parent == tmp_path else path.parent
+  with pytest.raises(InputError, match=message):
+    build_corpus([str(given)], tmp_path / "corpus", vocab=vocab_file)

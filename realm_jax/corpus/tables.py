@@ -1,0 +1,89 @@
+"""Tables: TSV, parquet, and the arrow files of Hugging Face's `datasets`.
+
+Each is read in order, some rows at a time.
+"""
+
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+from etils import epath
+
+from realm_jax.corpus import InputError
+from realm_jax.corpus.documents import FIELDS, Fields, Row
+from realm_jax.storage.line_files import lines_of
+
+# Rows of parquet that are in memory at once.
+_ROWS_AT_ONCE = 256
+# Characters of the longest field of TSV: `lines_of` cuts only longer lines.
+_LONGEST_FIELD = 4 << 20
+
+
+def read_tsv(name: str) -> Iterator[tuple[int, Row]]:
+  """Yields the rows of tab-separated values, with their lines.
+
+  A file whose first line names `id` and `text` has quotes as csv does, as DPR's
+  passages. Others have id, text and perhaps title, as MS MARCO's.
+  """
+  csv.field_size_limit(_LONGEST_FIELD)
+  # What is not UTF-8 is refused with its row.
+  lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(name))
+  first = next(lines, "").removeprefix("\ufeff")
+  names = first.rstrip().replace('"', "").split("\t")
+  fewest, quoting, offset = len(names), csv.QUOTE_MINIMAL, 2
+  if not {"id", "text"} <= {*names}:
+    lines, names = itertools.chain([first], lines), ["id", "text", "title"]
+    fewest, quoting, offset = 2, csv.QUOTE_NONE, 1
+  rows = csv.reader(lines, delimiter="\t", quoting=quoting, strict=True)
+  while True:
+    # A row has several lines if its quotes have.
+    number = rows.line_num + offset
+    try:
+      if not fewest <= len(values := next(rows)) <= len(names):
+        raise csv.Error(f"the number of its fields is {len(values)}")
+      yield number, Fields(zip(names, values, strict=False))
+    except csv.Error as error:
+      wanted = ", ".join(names[:fewest])
+      yield number, InputError(f"{error}; wanted {wanted} with tabs between")
+    except StopIteration:
+      return
+
+
+def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
+  """Yields the rows of parquet, or of an arrow stream, with their numbers.
+
+  Only columns that are used are read, those that the corpus keeps (`fields`)
+  among them. A date becomes text, as ISO 8601 writes it. Raises `InputError` if
+  the file is damaged.
+  """
+  number = 0
+  try:
+    with epath.Path(name).open("rb") as file:
+      is_parquet = file.read(4) == b"PAR1"
+      file.seek(0)
+      read = pyarrow.parquet.ParquetFile if is_parquet else pa.ipc.open_stream
+      table: Any = read(file)
+      names = (table.schema_arrow if is_parquet else table.schema).names
+      # Of a table without texts all are read, for an error that lists them.
+      if {"text", "contents"} & {*names}:
+        names = [key for key in names if key in (*FIELDS, *fields)]
+      batches = table
+      if is_parquet:
+        batches = table.iter_batches(_ROWS_AT_ONCE, columns=names)
+      rows = (row for b in batches for row in b.select(names).to_pylist())
+      for number, row in enumerate(rows, start=1):
+        found = ((key, _as_json(row[key])) for key in names)
+        yield number, Fields(pair for pair in found if pair[1] is not None)
+  except (pa.ArrowException, OSError) as error:
+    raise InputError(
+      f"{name} cannot be read after row {number} ({error}); fetch or write it "
+      "again"
+    ) from error
+
+
+def _as_json(value: Any) -> Any:
+  return value.isoformat() if isinstance(value, date) else value
