@@ -246,6 +246,7 @@ def is_module(target: Target) -> bool:
   return hasattr(target, "apply")
 
 
+@functools.cache
 def _defaults(target: Target) -> dict[str, Any]:
   """Returns the defaults of the parameters that are settings by name.
 

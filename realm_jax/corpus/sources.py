@@ -213,13 +213,16 @@ def _open(
 def _reader(name: str, folder: str, fields: Sequence[str]) -> _Reader:
   """Returns what reads a file, by its ending or else by its first line."""
   kind = decompressed(name).suffix.lower()
-  if kind in texts.ENDINGS:
-    return functools.partial(texts.read, name, folder)
+  first = b""
   if kind not in (*_LINES, *_TABLES):
     first = next(lines_of(name), b"").lstrip(codecs.BOM_UTF8)
+  is_json = first.lstrip().startswith((b"{", b"["))
+  if kind in texts.ENDINGS and not is_json:
+    return functools.partial(texts.read, name, folder)
+  if kind not in (*_LINES, *_TABLES):
     if first.startswith(b"PAR1"):
       kind = ".parquet"
-    elif b"\t" in first and not first.lstrip().startswith((b"{", b"[")):
+    elif b"\t" in first and not is_json:
       kind = ".tsv"
   if kind == ".tsv":
     return functools.partial(tables.read_tsv, name)

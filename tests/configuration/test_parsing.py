@@ -156,7 +156,8 @@ def test_gin_help_has_values_types_and_meanings():
   shown = configuration.parsed(TrainConfig, files, _DIRECTORIES).table()
   lines = shown.splitlines()
   where = lines.index(
-    "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"
+    "NUM_STEPS = 200000 (an integer from 0 to 2147483647; "
+    "TrainConfig.num_steps)"
   )
   assert lines[where + 1].startswith("    Steps of the whole run;")
 

@@ -43,6 +43,14 @@ def test_documents_by_hand(tmp_path):
   assert RowReader().read(b'{"title": "ab", "text": ""}').id != third.id
 
 
+def test_lines_of_json_are_read_as_such_under_any_name(tmp_path):
+  for name in ("a.txt", "a", "a.data"):
+    path = tmp_path / name
+    path.write_text('{"title": "Velt", "text": "Ada."}\n')
+    (document,) = read(path)
+    assert (document.title, document.text) == ("Velt", "Ada.")
+
+
 def test_pieces_are_the_rows_in_order(tmp_path):
   path = tmp_path / "a.jsonl"
   rows = [json.dumps({"title": f"é{i}", "text": "x" * i}) for i in range(9)]
