@@ -48,6 +48,7 @@ def corpus_dir(object_store, world) -> str:
     vocab=object_store.path("world/vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH,
     tagger=tiny_world.tag,
+    fields=["year"],
   )
   return object_store.path("world/corpus")
 
