@@ -92,6 +92,10 @@ _MISTAKES = [
   (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
   ("ask", ["--model_dir=MODEL_DIR", "--gin_file"]),
   (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
+  (
+    "show_task --task=open_qa --corpus_dir={d}/corpus --gin.QUERY_LENGT=8",
+    ["QUERY_LENGT ", "did you mean QUERY_LENGTH"],
+  ),
   (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
   (f"{_TRAIN} --gin.NUM_STEPS=99999999999", ["NUM_STEPS", "2147483647"]),
   ("build_index --once --model_dir={d}/vocab.txt", ["{d}/vocab.txt is a file"]),
