@@ -15,7 +15,8 @@ _TRAIN = (
   "--gin.BATCH_SIZE=4"
 )
 _CLOZE, _LONGER = (_TRAIN.format("inverse_cloze", steps) for steps in (1, 2))
-# Of no step: it ends once all settings are right.
+# Of no step: they end once all settings are right.
+_NO_CLOZE = _TRAIN.format("inverse_cloze", 0)
 _PRETRAIN = _TRAIN.format("pretrain", 0) + " --gin.NUM_CANDIDATES=4"
 _QA = _TRAIN.format("open_qa", 0)
 _SHOW = "show_task --num=1 --corpus_dir={d}/corpus --task=open_qa"
@@ -28,14 +29,14 @@ _QUESTIONS = "{d}/questions.jsonl"
 # A command, what is wrong with it, the advice, and what one writes then.
 _ADVICE = [
   (
-    _CLOZE,
+    _NO_CLOZE,
     "--gin.BATCH_SIZE=6 DEVICES=4",
     "4 or 8",
     "--gin.BATCH_SIZE=8 DEVICES=4",
   ),
-  (_CLOZE, "--gin.HELD_OUT_BLOCKS=99", "lower HELD_OUT_BLOCKS", ""),
-  (_CLOZE, "--gin.FSDP=3", "change FSDP", "--gin.FSDP=1"),
-  (_CLOZE, "--gin.BLOCK_LENGTH=41", "=40", "--gin.BLOCK_LENGTH=40"),
+  (_NO_CLOZE, "--gin.HELD_OUT_BLOCKS=99", "lower HELD_OUT_BLOCKS", ""),
+  (_NO_CLOZE, "--gin.FSDP=3", "change FSDP", "--gin.FSDP=1"),
+  (_NO_CLOZE, "--gin.BLOCK_LENGTH=41", "=40", "--gin.BLOCK_LENGTH=40"),
   (_PRETRAIN, "--gin.NUM_CANDIDATES=99", "lower NUM_CANDIDATES", ""),
   (
     _PRETRAIN,
