@@ -70,9 +70,14 @@ def _check(where: Where, corpus: Corpus) -> None:
       f"{', '.join(known)}: build it with --fields={','.join(sorted(unknown))}"
     )
   for name, wanted in where.items():
-    if isinstance(wanted, dict) and not wanted.keys() <= _BOUNDS.keys():
+    if not isinstance(wanted, dict):
+      continue
+    if not wanted.keys() <= _BOUNDS.keys() or not all(
+      isinstance(bound, str | int | float) for bound in wanted.values()
+    ):
       raise RealmError(
-        f"the filter of {name!r} has {[*wanted]}; want {', '.join(_BOUNDS)}"
+        f"the filter of {name!r} is {wanted}; want {', '.join(_BOUNDS)}, each "
+        "with a text or a number"
       )
 
 
@@ -103,7 +108,10 @@ def _fits(value: Any, wanted: Any) -> bool:
   if isinstance(wanted, list):
     return any(_fits(value, one) for one in wanted)
   if not isinstance(wanted, dict):
-    return value == wanted
+    # JSON's true is no number.
+    return isinstance(value, bool) == isinstance(wanted, bool) and (
+      value == wanted
+    )
   # A text is not compared with a number.
   return all(
     isinstance(bound, str) == isinstance(value, str)

@@ -79,6 +79,10 @@ ABILITIES: Mapping[Asked, str] = {
 MAX_BATCH = 16
 # Bytes of the stored vectors that are in memory at once to score blocks.
 _SCORED_BYTES = 1 << 26
+# Blocks that a filter lets through and that are all scored, and scores of all
+# queries that a filtered search has in memory.
+_SCORED_ROWS = 1 << 16
+_FILTERED_CELLS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,9 +409,9 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
-    Of a filtered run, these are the k best of the blocks that are let through.
-    An index is searched for more blocks until there are as many, so that an
-    exact one stays exact.
+    A filtered run finds the k best of the blocks that are let through. If they
+    are few, all are scored by their vectors. Otherwise the index is searched
+    for more and more blocks until k of them fit, so an exact one stays exact.
 
     The scores are f(x, z), computed from the vectors that the snapshot stores,
     as in training. An index that has scores of its own, such as BM25, keeps
@@ -423,7 +427,24 @@ class TrainedRun:
     if self.allowed is not None:
       allowed = self.allowed.copy()
     allowed[[*self.hidden]] = False
-    k = min(k, int(allowed.sum()))
+    count = int(allowed.sum())
+    k = min(k, count)
+    if self.allowed is not None:
+      is_scored = not index.has_own_scores and count <= _SCORED_ROWS
+      cells = count if is_scored else index.num_blocks
+      if len(token_ids) > (most := max(1, _FILTERED_CELLS // cells)):
+        # A filter may need a search for all blocks: some queries at a time.
+        parts = [
+          self.search(token_ids[start : start + most], k, current=current)
+          for start in range(0, len(token_ids), most)
+        ]
+        return SearchResult(
+          np.concatenate([part.rows for part in parts]),
+          np.concatenate([part.scores for part in parts]),
+        )
+      if is_scored:
+        vectors = self.embed_tokens(token_ids, current=current)
+        return self._best_of(np.flatnonzero(allowed), vectors, k)
     # An exact search compiles a program for each k. Powers of two are few.
     more = 1 << (len(changed) - 1).bit_length() if changed else 0
     number = k + more
@@ -455,6 +476,26 @@ class TrainedRun:
       rows = np.concatenate([rows, repeated], axis=1)
       scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
     found = in_order(rows, scores.astype(np.float32))
+    return SearchResult(found.rows[:, :k], found.scores[:, :k])
+
+  def _best_of(
+    self,
+    rows: Int[np.ndarray, " n"],
+    vectors: Float32[np.ndarray, "b d"],
+    k: int,
+  ) -> SearchResult:
+    """Returns the k best of some rows for each query, by their vectors."""
+    scores = np.empty((len(vectors), len(rows)), np.float32)
+    size = max(1, _SCORED_BYTES // max(1, vectors[:1].nbytes))
+    for start in range(0, len(rows), size):
+      own = rows[start : start + size]
+      stored = self.snapshot.vectors(own)
+      for place, row in enumerate(own.tolist()):
+        if row in self.edits:
+          stored[place] = self.edits[row].vector
+      scores[:, start : start + size] = vectors @ stored.T
+    scale = np.float32(self.components.retriever.score_scale)
+    found = in_order(np.tile(rows, (len(vectors), 1)), scale * scores)
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
 
   def search_as_trained(self, stage: Stage, batch: Batch) -> SearchResult:

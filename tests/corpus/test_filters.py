@@ -53,6 +53,8 @@ def test_what_no_filter_can_be_is_refused(corpus, build):
     ({}, "the filter is empty"),
     ({"language": "de"}, "--fields=language"),
     ({"year": {"like": 3}}, "want gt, gte"),
+    ({"year": {"gt": None}}, "a text or a number"),
+    ({"year": {"gt": [1]}}, "a text or a number"),
     ({"year": 3}, "lets no block through"),
   ):
     with pytest.raises(RealmError, match=message):

@@ -146,11 +146,15 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
 
 
 @pytest.mark.parametrize(
-  "index", [None, Bm25Config(), HybridConfig(num_fused=99)]
+  ("index", "scored_rows"),
+  [(None, 99), (None, 0), (Bm25Config(), 0), (HybridConfig(num_fused=99), 0)],
 )
 def test_a_filtered_run_finds_the_best_of_what_is_let_through(
-  run_config, index
+  run_config, index, scored_rows, monkeypatch
 ):
+  monkeypatch.setattr("realm_jax.evaluation.run._SCORED_ROWS", scored_rows)
+  # One query at a time.
+  monkeypatch.setattr("realm_jax.evaluation.run._FILTERED_CELLS", 1)
   run = TrainedRun.load(run_config, index=index)
   token_ids = run.encode(["where was Ada born?", "who built Velt?"])
   some = run.filtered({"year": ["1902", "1905"]})
