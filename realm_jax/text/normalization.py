@@ -154,18 +154,20 @@ class CharacterTable:
       np.repeat(ranges, _utf8_sizes(values), axis=0),
     )
 
+  @functools.cached_property
+  def _tensors(self) -> Sequence[tf.Tensor]:
+    """The tables, once for all graphs: constants would be copied into each."""
+    with tf.init_scope():
+      return [*map(tf.constant, (self._first, self._sizes, self._values))]
+
   def normalize_tf(self, texts: tf.Tensor) -> tf.Tensor:
     """Normalizes a vector of texts in a graph of TensorFlow."""
     decoded = tf.strings.unicode_decode(texts, "UTF-8")
-    first, sizes = (
-      tf.gather(tf.constant(table), decoded.values)
-      for table in (self._first, self._sizes)
-    )
+    *tables, several = self._tensors
+    first, sizes = (tf.gather(table, decoded.values) for table in tables)
     places = tf.ragged.range(first, first + sizes)
     is_place = tf.repeat(sizes > 1, sizes)
-    values = tf.gather(
-      tf.constant(self._values), tf.where(is_place, places.values, 0)
-    )
+    values = tf.gather(several, tf.where(is_place, places.values, 0))
     mapped = places.with_values(tf.where(is_place, values, places.values))
     by_text = decoded.with_values(mapped).merge_dims(1, 2)
     return tf.strings.unicode_encode(by_text, "UTF-8")
