@@ -13,10 +13,9 @@ of it, and gives the place in the original text of each normalized character.
 (Marks and punctuation that are newer than Unicode 8 are read by their present
 properties. Hugging Face's tokenizers know an older Unicode.)
 
-`tensorflow_text` is what TensorFlow Text 2.20 does. Its Unicode, of which a
-part is version 16, is newer than the 14 to 15.1 of Python 3.11 to 3.13:
-`_NEWER` has the characters that Python's would leave as they are, so that every
-Python gives the same tokens.
+`tensorflow_text` does what TensorFlow Text 2.20 does, which knows much of
+Unicode 16. Python 3.11 to 3.13 know 14 to 15.1. `_NEWER` has the characters in
+between, so that every Python gives the same tokens.
 """
 
 import dataclasses
@@ -67,8 +66,8 @@ _IDEOGRAPHS = (
   *((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00)),
   *((0x20000, 0x2A6E0), (0x2A700, 0x2CEB0), (0x2F800, 0x2FA20)),
 )
-# From each code point on, what the `tensorflow_text` of characters is that are
-# newer than Unicode 14.
+# What `tensorflow_text` makes of characters that are newer than Unicode 14,
+# from each code point on.
 _NEWER: Mapping[int, Sequence[str]] = {
   0xECE: [""],
   0x1C89: "\u1c8a",
