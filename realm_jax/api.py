@@ -7,13 +7,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
-# Before all that imports TensorFlow, whose messages it hides.
-from realm_jax import configuration  # isort: split
-
 import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
+from realm_jax import configuration
 from realm_jax.corpus.filters import Where
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.answered import Answer as Answer

@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -17,10 +17,8 @@ from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
-
-if TYPE_CHECKING:
-  from realm_jax.text.wordpieces import WordpieceVocabulary
-
+from realm_jax.text.vocabulary_files import read_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 NULL_ROW = -1
 
@@ -249,11 +247,8 @@ class Corpus:
       )
 
   @functools.cached_property
-  def vocabulary(self) -> "WordpieceVocabulary":
+  def vocabulary(self) -> WordpieceVocabulary:
     """The vocabulary that the corpus was built with."""
-    # Imported late: it imports TensorFlow, which takes six seconds.
-    from realm_jax.text.vocabulary_files import read_vocabulary
-
     vocabulary = read_vocabulary(self.source)
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(
