@@ -109,7 +109,7 @@ def update_corpus(
     summary.new = source.summary
 
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
-    sample = (corpus.block(row).body for row in rows)
+    sample = (corpus.block(row).text for row in rows)
     # Imported late: it imports TensorFlow.
     from realm_jax.corpus.block_builder import BlockBuilder
 

@@ -13,8 +13,7 @@ from jaxtyping import Int32
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.answered import answer_from_blocks
-from realm_jax.evaluation.ask import require_answering
+from realm_jax.evaluation.ask import answer_from_blocks, require_answering
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -205,23 +204,23 @@ def _predictions(
   ]
   places = np.argsort(lacks, axis=1, kind="stable")[:, : run.config.num_read]
   questions = [line["question"] for line in lines]
-  answered = answer_from_blocks(
+  results = answer_from_blocks(
     run.require_reader(), run, questions, token_ids, found, places
   )
-  for line, one in zip(lines, answered, strict=True):
+  for line, result in zip(lines, results, strict=True):
     place: Figures | None = None
-    best = one.answers[0] if one.answers else None
+    best = result.answers[0] if result.answers else None
     if best is not None and (block := best.block) is not None:
       place = {
         "block": block.id,
         "start_byte": len(block.text[: best.start].encode()),
         "limit_byte": len(block.text[: best.limit].encode()),
-        "score": round(best.score, 6),
+        "score": best.score and round(best.score, 6),
         "probability": round(best.probability, 6),
       }
-    texts = [answer.text for answer in one.answers]
-    judged = _judged(line, texts, [one.blocks[k].id for k in one.read])
-    for own, answer in zip(judged["answers"], one.answers, strict=True):
+    texts = [answer.text for answer in result.answers]
+    judged = _judged(line, texts, [hit.block.id for hit in result.hits])
+    for own, answer in zip(judged["answers"], result.answers, strict=True):
       own["probability"] = round(answer.probability, 6)
     yield judged | {"answer": place}
 
@@ -239,7 +238,7 @@ def _fillings(
     reading = read_masks(run, masked.query, masked.positions)
     best, _ = best_fillings(reading, run.config.num_fillings)
     texts = [masked.filling_text(run.vocabulary, ids) for ids in best.tolist()]
-    names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
+    names = [run.block(row).id for row in reading.rows[1:].tolist()]
     yield _judged(line, texts, names)
 
 
@@ -254,7 +253,8 @@ def _with_evidence(
   for i, question in enumerate(questions):
     references, kind = question["references"], question["answer_kind"]
     evidence = []
-    for block in run.blocks(found, i):
+    for hit in run.hits(found.rows[i], found.scores[i]):
+      block = hit.block
       has_words = match.contains_answer(
         block.text, references, kind=kind, language=run.corpus.language
       )
@@ -266,8 +266,8 @@ def _with_evidence(
         {
           "block": block.id,
           "title": block.title,
-          "probability": round(block.probability, 6),
-          "score": round(block.score, 6),
+          "probability": round(hit.probability, 6),
+          "score": round(hit.score, 6),
           "contains_answer": has_words,
           "contains_characters": has_characters,
         }

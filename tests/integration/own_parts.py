@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from realm_jax.evaluation.answered import Answer, Answered, answer_from_blocks
+from realm_jax.evaluation.ask import answer_from_blocks
+from realm_jax.evaluation.result import Answer, Result
 from realm_jax.indexes import protocol
 from realm_jax.models import sequences
 from realm_jax.models.packing import TokenSequences, padded_inputs
@@ -96,24 +97,31 @@ def written_answers(
     query=token_ids,
     blocks=run.gather(rows),
   )
-  answered = []
+  results = []
   for i, question in enumerate(questions):
-    blocks = run.blocks(found, i)
-    prior = np.array([blocks[k].probability for k in places[i]])
+    hits = run.hits(found.rows[i], found.scores[i], places[i])
+    prior = np.array([hit.probability for hit in hits])
     prior /= prior.sum()
     total = prior @ p[i]
     word = int(total.argmax())
     shares = prior * p[i][:, word] / total[word]
     answer = Answer(
-      run.vocabulary.decode([word]), float(total[word]), 0.0, shares.tolist()
+      run.vocabulary.decode([word]),
+      float(total[word]),
+      shares=shares.tolist(),
     )
-    alone = [None] * len(prior)
-    answered.append(
-      Answered(
-        question, [answer], blocks, places[i].tolist(), prior.tolist(), alone
+    results.append(
+      Result(
+        text=question,
+        kind="question",
+        answer=answer.text,
+        probability=answer.probability,
+        answers=[answer],
+        hits=hits,
+        source=run.source,
       )
     )
-  return answered
+  return results
 
 
 def best_block(evidence, *, form="per_token"):

@@ -118,6 +118,6 @@ def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
   for registry in (masked_lm, "OBJECTIVES"), (protocol, "CONFIGS"):
     monkeypatch.setattr(*registry, dict(getattr(*registry)))
   loaded = realm_jax.load(folder / "run", modules=["own_parts"])
-  answered = loaded.ask("where was Ada born?")
-  assert answered.text and answered.answers[0].block is None
-  assert sum(answered.answers[0].shares) == pytest.approx(1)
+  result = loaded.ask("where was Ada born?")
+  assert result.answer and result.answers[0].block is None
+  assert sum(result.answers[0].shares) == pytest.approx(1)
