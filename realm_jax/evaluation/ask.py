@@ -24,7 +24,7 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import QUESTION, TrainedRun
-from realm_jax.indexes.protocol import SearchError, SearchResult
+from realm_jax.indexes.protocol import SearchError
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
@@ -62,15 +62,10 @@ def ask(
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
     found = run.search(token_ids[own], config.num_searched)
-    places = np.indices(found.rows.shape)[1][:, : config.num_read]
+    hits = map(run.hits, found.rows, found.scores)
+    read = [retrieved[: config.num_read] for retrieved in hits]
     results += answer_from_blocks(
-      run.require_reader(),
-      run,
-      questions[own],
-      token_ids[own],
-      found,
-      places,
-      answer,
+      run.require_reader(), run, questions[own], token_ids[own], read, answer
     )
   return results
 
@@ -100,8 +95,7 @@ def answer_from_blocks(
   run: TrainedRun,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
-  places: Int[np.ndarray, "b k"],
+  hits: Sequence[Sequence[Hit]],
   given: str | None = None,
 ) -> list[Result]:
   """Answers questions from blocks that were retrieved for them.
@@ -114,14 +108,13 @@ def answer_from_blocks(
     run: Run, with the parameters of the reader.
     questions: Questions.
     token_ids: The same in wordpieces, `[CLS] x [SEP]`, padded with 0.
-    found: Blocks that were retrieved for each, best first.
-    places: Places of the blocks to read among these.
+    hits: Blocks to read for each, as many for all, best first.
     given: Answer that the figures are to be of, if not of the best one.
 
   Raises:
     CheckpointError: The reader does not answer questions.
   """
-  del questions, token_ids, found, places, given
+  del questions, token_ids, hits, given
   raise CheckpointError(
     f"the reader of {run!r}, a {type(reader).__name__}, answers no questions; "
     "register a function for it by `answer_from_blocks.register`"
@@ -134,15 +127,12 @@ def answer_from_spans(
   run: TrainedRun,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
-  places: Int[np.ndarray, "b k"],
+  hits: Sequence[Sequence[Hit]],
   given: str | None = None,
 ) -> list[Result]:
   """Answers questions by spans: see `answer_from_blocks`."""
-  rows, scores = (
-    np.take_along_axis(array, places, axis=1)
-    for array in (found.rows, found.scores)
-  )
+  rows = np.array([[hit.block.row for hit in own] for own in hits])
+  scores = np.array([[hit.score for hit in own] for own in hits], np.float32)
   logits = run.compute(
     span_logits,
     reader,
@@ -151,11 +141,10 @@ def answer_from_spans(
     blocks=run.gather(rows),
   )
   totals = logits + scores[:, :, None, None]
-  results = []
-  for i, question in enumerate(questions):
-    hits = run.hits(found.rows[i], found.scores[i], places[i])
-    results.append(_best_spans(run, question, hits, totals[i], given))
-  return results
+  return [
+    _best_spans(run, *of_question, given)
+    for of_question in zip(questions, hits, totals, strict=True)
+  ]
 
 
 def span_logits(

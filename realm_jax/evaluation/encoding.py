@@ -27,28 +27,21 @@ def encode_queries(
   """
   queries = np.zeros((len(texts), length), np.int32)
   refused: dict[int, RealmError] = {}
-  for number, text in enumerate(texts):
-    try:
-      require_unicode(text, f"the question {text!r}")
-    except RealmError as error:
-      refused[number] = error
   tokens = words.tokenize_with_offsets(
-    ["" if number in refused else one for number, one in enumerate(texts)]
+    [text.encode(errors="ignore").decode() for text in texts]
   )
   bounds = itertools.pairwise(tokens.row_offsets)
   for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
     token_ids = tokens.token_ids[slice(*bound)][: length - 2]
-    if number in refused:
-      continue
-    if not len(token_ids):
-      refused[number] = RealmError(f"the question {text!r} has no words")
-      continue
-    if words.unk_id in token_ids:
-      try:
+    try:
+      require_unicode(text, f"the question {text!r}")
+      if not len(token_ids):
+        raise RealmError(f"the question {text!r} has no words")
+      if words.unk_id in token_ids:
         words.require_known(text)
-      except RealmError as error:
-        refused[number] = error
-        continue
+    except RealmError as error:
+      refused[number] = error
+      continue
     filled = [words.cls_id, *token_ids, words.sep_id]
     queries[number, : len(filled)] = filled
   return queries, refused

@@ -529,16 +529,11 @@ class TrainedRun:
     self,
     rows: Int[np.ndarray, " k"],
     scores: Float[np.ndarray, " k"],
-    places: Int[np.ndarray, " p"] | slice = slice(None),
   ) -> list[Hit]:
-    """Returns what was found for a query, or the hits at some places of it."""
-    figures = rows, scores, softmax(np.float64(scores))
-    return [
-      Hit(self.block(row), score, probability)
-      for row, score, probability in zip(
-        *(array[places].tolist() for array in figures), strict=True
-      )
-    ]
+    """Returns what was found for a query, of a `SearchResult`."""
+    probabilities = softmax(np.float64(scores)).tolist()
+    blocks = map(self.block, rows.tolist())
+    return [*map(Hit, blocks, scores.tolist(), probabilities)]
 
   def block(self, row: int) -> Block:
     """Returns a block of the corpus, the edited one if it is edited."""

@@ -30,6 +30,8 @@ from realm_jax.settings import Asked
 
 # Blocks that may have another text in memory than in the corpus.
 MAX_UPDATES = 256
+# Characters of a question or a sentence.
+MAX_CHARACTERS = 2000
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
@@ -118,7 +120,7 @@ class Service:
     return runs[kind]
 
   def retrieve(
-    self, texts: Sequence[str], k: int, where: Where | None = None
+    self, texts: Sequence[Any], k: int, where: Where | None = None
   ) -> Iterator[dict[str, Any]]:
     """Yields the k best blocks that a filter lets through for each text.
 
@@ -138,7 +140,7 @@ class Service:
 
   def documents(
     self,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     k: int,
     where: Where | None = None,
     *,
@@ -158,7 +160,7 @@ class Service:
       yield found
 
   def answer(
-    self, texts: Sequence[str], where: Where | None = None
+    self, texts: Sequence[Any], where: Where | None = None
   ) -> Iterator[dict[str, Any]]:
     """Yields answers to questions, from what a filter lets through.
 
@@ -235,9 +237,27 @@ class Service:
     return {**told, "without": without, "run": _about(run)}
 
 
+def checked(text: Any, most: int = MAX_CHARACTERS) -> str:
+  """Returns what was sent if it is a text, or raises `RequestError`."""
+  if not isinstance(text, str):
+    raise RequestError(f"{text!r} is no string")
+  if len(text) > most:
+    raise RequestError(
+      f"a text has {len(text):,} characters; at most {most:,} are read: "
+      "shorten it"
+    )
+  # JSON can write what is no character, and what would end a C string.
+  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
+    raise RequestError(
+      "a text has a character that no text has (U+0000, or half of a "
+      "surrogate pair); remove it"
+    )
+  return text
+
+
 def _each(
   run: TrainedRun,
-  texts: Sequence[str],
+  texts: Sequence[Any],
   name: str,
   function: Callable[
     [Int32[np.ndarray, "n q"], Sequence[str]], Iterable[dict[str, Any]]
@@ -248,7 +268,16 @@ def _each(
   The function takes the tokens and the texts of those that can be searched for;
   another text has an `error`.
   """
-  token_ids, refused = run.encode_each(texts)
+  refused: dict[int, RealmError] = {}
+  for number, text in enumerate(texts):
+    try:
+      checked(text)
+    except RequestError as error:
+      refused[number] = error
+  token_ids, unknown = run.encode_each(
+    ["" if number in refused else text for number, text in enumerate(texts)]
+  )
+  refused = unknown | refused
   good = [number for number in range(len(texts)) if number not in refused]
   told = iter(function(token_ids[good], [texts[number] for number in good]))
   for number, text in enumerate(texts):

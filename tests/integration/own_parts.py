@@ -79,7 +79,7 @@ class Writer(nn.Module):
 
 @answer_from_blocks.register
 def written_answers(
-  reader: Writer, run, questions, token_ids, found, places, given=None
+  reader: Writer, run, questions, token_ids, hits, given=None
 ):
   def first_words(reader, params, query, blocks):
     inputs = padded_inputs(reader.join(query, blocks))
@@ -89,7 +89,7 @@ def written_answers(
     )
     return jax.nn.softmax(logits[:, :, 0])
 
-  rows = np.take_along_axis(found.rows, places, axis=1)
+  rows = np.array([[hit.block.row for hit in own] for own in hits])
   p = run.compute(
     first_words,
     reader,
@@ -99,8 +99,7 @@ def written_answers(
   )
   results = []
   for i, question in enumerate(questions):
-    hits = run.hits(found.rows[i], found.scores[i], places[i])
-    prior = np.array([hit.probability for hit in hits])
+    prior = np.array([hit.probability for hit in hits[i]])
     prior /= prior.sum()
     total = prior @ p[i]
     word = int(total.argmax())
@@ -117,7 +116,7 @@ def written_answers(
         answer=answer.text,
         probability=answer.probability,
         answers=[answer],
-        hits=hits,
+        hits=hits[i],
         source=run.source,
       )
     )
