@@ -112,7 +112,7 @@ def _of_question(
 def _of_sentence(
   run: TrainedRun, text: str, answer: str | None
 ) -> tuple[Result, Sequence[int]]:
-  """Fills in a sentence, and returns the sentence in wordpieces, too."""
+  """Returns what fills in a sentence, and the sentence in wordpieces."""
   words = run.vocabulary
   masked = masked_query(run, text, answer)
   reading = read_masks(run, masked.query, masked.positions)

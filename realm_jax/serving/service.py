@@ -282,7 +282,9 @@ def _each(
   told = iter(function(token_ids[good], [texts[number] for number in good]))
   for number, text in enumerate(texts):
     if number in refused:
-      yield {name: text, "error": str(refused[number])}
+      # What is no text may be infinite, which JSON cannot hold.
+      shown = text if isinstance(text, str) else None
+      yield {name: shown, "error": str(refused[number])}
     else:
       yield {name: text, **next(told)}
 

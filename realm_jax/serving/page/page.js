@@ -165,7 +165,7 @@ function sourceOf(blocks) {
   const isAnswer = (segment) => segment.mark === "answer";
   const [best] = blocks
     .filter((one) => one.segments.some(isAnswer))
-    .sort((one, other) => other.share - one.share);
+    .sort((one, other) => (other.share ?? 0) - (one.share ?? 0));
   if (!best) return [];
   const place = best.segments.findIndex(isAnswer);
   const textOf = (segments) => segments.map((one) => one.text).join("");
@@ -252,20 +252,23 @@ function card(block, rank, canEdit) {
 }
 
 function why(block) {
+  // A reader may not have all of these.
   const rows = [
     ["how relevant the retriever finds it", block.probability],
     ["how much the run relies on it, p(z|x)", block.weight],
     ["how surely it gives the answer, p(y|z,x)", block.likelihood],
     ["its share of the answer", block.share],
-  ].map(([name, value]) =>
-    el(
-      "tr",
-      {},
-      el("td", {}, name),
-      el("td", {}, el("meter", { value: value ?? 0 })),
-      el("td", {}, percent(value ?? 0)),
-    ),
-  );
+  ]
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) =>
+      el(
+        "tr",
+        {},
+        el("td", {}, name),
+        el("td", {}, el("meter", { value })),
+        el("td", {}, percent(value)),
+      ),
+    );
   const said = block.best;
   return el(
     "details",
