@@ -110,7 +110,7 @@ def update_corpus(
     summary.new = source.summary
 
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
-    sample = (corpus.block(row).body for row in rows)
+    sample = (corpus.block(row).text for row in rows)
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
