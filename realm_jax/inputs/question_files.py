@@ -4,7 +4,13 @@ A file may be compressed (.gz, .bz2, .xz, .zst). To read it, and to evaluate
 with it, needs neither seqio nor TensorFlow.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Generator,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -241,7 +247,7 @@ class QuestionExamples:
     for problem in self._records.problems(config.lengths):
       logging.warning("%s: %s", *config.question_paths, problem)
 
-  def __iter__(self) -> Iterator[Example]:
+  def __iter__(self) -> Generator[Example, None, None]:
     words, length = self._config.corpus.vocabulary, self._config.query_length
     for position in self._positions:
       found = self._records.lookup(position[np.newaxis])
