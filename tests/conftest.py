@@ -57,8 +57,9 @@ import pytest  # noqa: E402
 
 from tests import runtime_types  # noqa: E402
 
-# Modules that annotate shapes are checked at run time, of which the type
+# Functions that annotate shapes are checked at run time, of which the type
 # checker knows nothing. To check all others, too, takes a sixth more time.
+jaxtyping.jaxtyped = runtime_types.of_shapes
 jaxtyping.install_import_hook(
   [
     module
