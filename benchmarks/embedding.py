@@ -24,8 +24,9 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks import flags, peer_processes
+from benchmarks import flags
 from benchmarks.train_step import random_parameters
+from harness import peer_processes
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import index_vectors
-from benchmarks.peer_processes import in_new_process
+from harness.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex

@@ -24,10 +24,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import flags, peer_processes
-from benchmarks.agreement import realm, rules, sentences
-from benchmarks.agreement.comparison import Row
+from benchmarks import flags
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
+from harness import peer_processes
+from harness.agreement import realm, rules, sentences
+from harness.agreement.comparison import Row
 from realm_jax.objectives.marginal import FORMS
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.normalization import Normalization

@@ -34,6 +34,7 @@ from benchmarks import flags
 from benchmarks.data import demo_corpus, index_vectors
 from benchmarks.embedding import for_corpus
 from benchmarks.train_step import random_parameters
+from harness.jobs import as_gin, gin_command
 from realm_jax import configuration
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
@@ -58,7 +59,6 @@ from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Features
-from tests.processes.jobs import as_gin, gin_command
 
 Row = dict[str, float]
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data.real_texts import LANGUAGES, TEXTS_DIR, xquad
+from harness.jobs import Macro, gin_command
 from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
@@ -29,7 +30,6 @@ from realm_jax.evaluation.scores import question_scores, summarize
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 from realm_jax.storage.json_files import write_json
-from tests.processes.jobs import Macro, gin_command
 
 _RECIPE = "gin/runs/eval_beir.gin"
 _SHOWN = ("num_blocks", "ndcg_at_10", "recall_at_100", "mrr_at_10")

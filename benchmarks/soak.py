@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import demo_corpus
-from benchmarks.faults import verdict
-from benchmarks.faults.disturbed import (
+from harness.faults import verdict
+from harness.faults.disturbed import (
   CRASH,
   IN_BUCKET,
   NOTHING,
@@ -42,10 +42,10 @@ from benchmarks.faults.disturbed import (
   Fault,
   finish,
 )
+from harness.object_store import ObjectStore
+from harness.pretraining import Run
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
-from tests.processes.object_store import ObjectStore
-from tests.processes.pretraining import Run
 
 # Checkpoints at the end without faults, so that no fault comes too late.
 _QUIET_CHECKPOINTS = 8

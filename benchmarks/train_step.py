@@ -4,7 +4,7 @@
 
 Each step is measured in a process of its own, so that its memory is measured
 alone, one after the other: ours, and Hugging Face's in the environment of
-`make peers` (`benchmarks/peers/step.py`). With --corpus_dir (a corpus with
+`make peers` (`harness/peers/step.py`). With --corpus_dir (a corpus with
 BERT's vocabulary and --block_length=288), our step is also measured on real
 text, packed and padded. Both are compared with the machine's peak rate: the
 best rate of a matrix product that jax or torch reaches. A step of the paper's
@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from benchmarks import flags, peer_processes
-from benchmarks.peer_processes import in_new_process
+from benchmarks import flags
+from harness import peer_processes
+from harness.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig

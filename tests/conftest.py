@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from harness.object_store import ObjectStore
   from realm_jax.evaluation.run import RunConfig, TrainedRun
   from tests import tiny_world
   from tests.command_server import CommandServer
-  from tests.processes.object_store import ObjectStore
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
@@ -230,7 +230,7 @@ def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def _object_store() -> Iterator["ObjectStore"]:
-  from tests.processes.object_store import ObjectStore
+  from harness.object_store import ObjectStore
 
   with ObjectStore() as store, pytest.MonkeyPatch.context() as patch:
     for name, value in store.environment.items():
@@ -301,8 +301,8 @@ def command_server(command_environment) -> Iterator["CommandServer"]:
 
 @pytest.fixture(scope="module")
 def quick_jobs(command_server) -> Iterator[None]:
-  """Jobs of `tests.processes.jobs` are started by the server."""
-  from tests.processes import jobs
+  """Jobs of `harness.jobs` are started by the server."""
+  from harness import jobs
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(jobs, "start_process", command_server.start)

@@ -10,9 +10,9 @@ import pytest
 from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
+from harness.object_store import StoreFault
 from realm_jax import console
 from realm_jax.storage.paths import read_bytes
-from tests.processes.object_store import StoreFault
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):

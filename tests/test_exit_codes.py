@@ -9,13 +9,13 @@ from unittest.mock import Mock
 import pytest
 from absl import flags
 
+from harness.object_store import StoreFault
 from realm_jax.configuration import command_line
 from realm_jax.errors import ExitCode, RealmError
 from realm_jax.partitioning.processes import LostProcessError
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import read_bytes
 from realm_jax.storage.sole_process import sole_process
-from tests.processes.object_store import StoreFault
 
 
 def _code(function, *arguments) -> int:

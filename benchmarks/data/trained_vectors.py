@@ -20,8 +20,8 @@ import numpy as np
 import realm_jax
 from benchmarks import flags
 from benchmarks.data import demo_corpus, real_texts
+from harness.jobs import Macro, gin_command
 from realm_jax.corpus.build import build_corpus
-from tests.processes.jobs import Macro, gin_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

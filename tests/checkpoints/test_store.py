@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from harness.object_store import StoreFault
 from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointNotWrittenError,
   CheckpointStore,
 )
 from tests.full_disk import full_disk
-from tests.processes.object_store import StoreFault
 
 
 def _items(seed=0, width=8):

@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from etils import epath
 
+from harness.jobs import Job, running, wait_until
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import read
@@ -25,7 +26,6 @@ from realm_jax.storage.local_disk import DiskFullError
 from tests.corpus.conftest import article, require_consistent
 from tests.full_disk import full_disk
 from tests.json_lines import write_lines
-from tests.processes.jobs import Job, running, wait_until
 
 # Some with the contents of others, some with dropped titles, one wordless.
 ROWS = [

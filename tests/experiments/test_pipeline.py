@@ -8,7 +8,7 @@ import types
 import pytest
 
 from experiments.pipeline import Command, StoppedError, call, running_beside
-from tests.processes.jobs import wait_until
+from harness.jobs import wait_until
 
 # Notes that it was told to stop, as an index builder may.
 _BUILDER = """

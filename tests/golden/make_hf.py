@@ -12,7 +12,7 @@ tagger, sentences and the entities that transformers' pipeline finds in them.
 | `with_pooler` | encoder and pooler, without a prefix |
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 
-and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of
+and `harness/peers/realm.py` says what `hf_realm` has. `expected.json` of
 `multilingual` has the tokens of each sentence, between spaces. The `vocab.txt`
 there is one that `realm_jax.text.vocabulary_training` has trained. `unicode`
 has texts of characters from all of Unicode, and what three of BERT's tokenizers
@@ -38,8 +38,8 @@ from transformers import (
   pipeline,
 )
 
-from benchmarks.peers import realm
-from benchmarks.peers.random_models import (
+from harness.peers import realm
+from harness.peers.random_models import (
   EXPECTED,
   RandomInputs,
   as_inputs,

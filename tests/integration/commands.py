@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from harness.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.evaluate import evaluate, follow
@@ -19,7 +20,6 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
-from tests.processes.jobs import as_gin
 
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"

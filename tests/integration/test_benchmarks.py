@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import embedding, index, peer_processes, train_step
+from benchmarks import embedding, index, train_step
 from benchmarks.data import index_vectors
+from harness import peer_processes
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.jobs import wait_until
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation.ask import ask
@@ -20,7 +21,6 @@ from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import Commands
 from tests.json_lines import write_lines
-from tests.processes.jobs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 

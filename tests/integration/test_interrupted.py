@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.faults import verdict
-from benchmarks.faults.disturbed import Disturbed, Fault, finish
-from realm_jax import supervisor
-from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.snapshots.store import SnapshotStore, directory_of
-from realm_jax.storage.sole_process import SoleProcessError, sole_process
-from tests.integration.commands import MODEL_FILE
-from tests.processes.jobs import (
+from harness.faults import verdict
+from harness.faults.disturbed import Disturbed, Fault, finish
+from harness.jobs import (
   Job,
   free_port,
   gin_command,
   running,
   wait_until,
 )
-from tests.processes.pretraining import Run
+from harness.pretraining import Run
+from realm_jax import supervisor
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.snapshots.store import SnapshotStore, directory_of
+from realm_jax.storage.sole_process import SoleProcessError, sole_process
+from tests.integration.commands import MODEL_FILE
 
 pytestmark = [
   pytest.mark.slow,

@@ -6,6 +6,8 @@ import os
 import pytest
 import safetensors.numpy
 
+from harness.jobs import Job, gin_command, running, wait_until
+from harness.object_store import StoreFault
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.store import BestCheckpoint, read_best
 from realm_jax.corpus.build import build_corpus
@@ -21,8 +23,6 @@ from realm_jax.weights.exporting import export_weights
 from tests import tiny_world
 from tests.counted_searches import counted_searches
 from tests.integration.commands import MODEL_FILE, checkpoint_steps, losses
-from tests.processes.jobs import Job, gin_command, running, wait_until
-from tests.processes.object_store import StoreFault
 from tests.weights import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

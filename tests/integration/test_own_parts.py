@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import realm_jax
+from harness.jobs import gin_command
 from realm_jax.indexes import protocol
 from realm_jax.objectives import masked_lm
 from tests.json_lines import read_lines
-from tests.processes.jobs import gin_command
 
 pytestmark = pytest.mark.slow
 _GIN = """

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from harness.jobs import Job, free_port, running, wait_until
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots import build
 from realm_jax.training import bin_counts, compiled_steps
@@ -16,7 +17,6 @@ from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import EVALUATIONS
 from tests.json_lines import read_lines
-from tests.processes.jobs import Job, free_port, running, wait_until
 
 pytestmark = pytest.mark.slow
 

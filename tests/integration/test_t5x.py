@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
+from harness.jobs import as_gin
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.compiled_steps import set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE
-from tests.processes.jobs import as_gin
 
 pytestmark = [
   pytest.mark.slow,

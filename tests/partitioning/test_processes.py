@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from harness.jobs import free_port
 from realm_jax.errors import ExitCode
-from tests.processes.jobs import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from harness.jobs import free_port, wait_until
 from realm_jax import serve
 from realm_jax.configuration import command_line
 from realm_jax.evaluation.encoding import EditError
@@ -20,7 +21,6 @@ from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
 from realm_jax.training.stages.inverse_cloze import InverseCloze
-from tests.processes.jobs import free_port, wait_until
 from tests.serving import browser, client
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from harness.jobs import wait_until
 from realm_jax import serve
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.run import RunConfig, TrainedRun
@@ -19,7 +20,6 @@ from realm_jax.serving.app import PageApp, listen, url_of
 from realm_jax.serving.service import Service
 from tests import tiny_world
 from tests.conftest import PROJECT_DIR
-from tests.processes.jobs import wait_until
 from tests.serving import client
 
 pytestmark = pytest.mark.slow

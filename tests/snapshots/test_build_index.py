@@ -6,6 +6,15 @@ import jax
 import numpy as np
 import pytest
 
+from harness.jobs import (
+  Job,
+  JobError,
+  Macro,
+  free_port,
+  gin_command,
+  running,
+  wait_until,
+)
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.indexes.bm25 import Bm25Config
@@ -21,15 +30,6 @@ from realm_jax.snapshots.store import MANIFEST, SnapshotStore
 from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.json_lines import write_lines
-from tests.processes.jobs import (
-  Job,
-  JobError,
-  Macro,
-  free_port,
-  gin_command,
-  running,
-  wait_until,
-)
 from tests.snapshots.builds import (
   build,
   embed,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from etils import epath
 
+from harness.object_store import StoreFault
 from realm_jax.snapshots.loading import load_newest, load_snapshot
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
-from tests.processes.object_store import StoreFault
 from tests.snapshots.builds import save
 from tests.snapshots.conftest import (
   TREE,

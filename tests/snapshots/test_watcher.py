@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
+from harness.jobs import wait_until
 from realm_jax.snapshots.loading import load_snapshot
 from realm_jax.snapshots.manifest import DamagedSnapshotError, SnapshotError
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.watcher import SnapshotWatcher
 from realm_jax.storage.local_disk import DiskFullError
-from tests.processes.jobs import wait_until
 from tests.snapshots.conftest import files_of, flip, publish_one
 
 

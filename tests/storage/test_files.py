@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from etils import epath
 
+from harness.object_store import StoreFault
 from realm_jax.errors import RealmError
 from realm_jax.storage.access import (
   StoreAccessError,
@@ -20,7 +21,6 @@ from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.line_files import lines_of
 from realm_jax.storage.paths import read_bytes, upload_directory, version_of
-from tests.processes.object_store import StoreFault
 
 
 @pytest.fixture(params=["disk", "store"])

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from harness.object_store import StoreFault
 from realm_jax import supervisor
 from realm_jax.storage import sole_process as module
 from realm_jax.storage.access import StoreAccessError, StoreOutageError
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
-from tests.processes.object_store import StoreFault
 
 _HOLD = """
 import sys, time

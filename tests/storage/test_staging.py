@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from harness.object_store import StoreFault
 from realm_jax.storage import staging
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import (
@@ -14,7 +15,6 @@ from realm_jax.storage.staging import (
   StagedFiles,
   record_files,
 )
-from tests.processes.object_store import StoreFault
 
 _BYTES = 1000
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.agreement.rules import compare_adam
+from harness.agreement.rules import compare_adam
 from realm_jax.errors import RealmError
 from realm_jax.training.optimizer import (
   OptimizerConfig,

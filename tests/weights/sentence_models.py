@@ -4,7 +4,7 @@
 
 writes them to `tests/golden/sentence_transformers`, and beside them what the
 library, in the environment of `make peers`, makes of the texts: see
-`benchmarks/peers/sentence.py`.
+`harness/peers/sentence.py`.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from benchmarks import peer_processes
+from harness import peer_processes
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.weights.exporting import plan_export, write_export
 from realm_jax.weights.name_maps import RETRIEVER

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.agreement import imported_model
+from harness.agreement import imported_model
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.wordpieces import VocabularyError

@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 
+from harness.jobs import Job, running, wait_until
 from realm_jax import configuration
 from realm_jax.configuration.bindings import Reference
 from realm_jax.storage.atomic import TargetError
@@ -16,7 +17,6 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
 from realm_jax.weights.mapped_weights import flattened, nested
 from tests.integration.commands import FUNCTIONS
-from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
 from tests.weights.test_unpickling import write_torch_file
 

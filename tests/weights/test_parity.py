@@ -6,7 +6,7 @@ The values are transformers': see `tests/golden/make_hf.py`.
 import numpy as np
 import pytest
 
-from benchmarks.agreement import comparison, imported_model, realm
+from harness.agreement import comparison, imported_model, realm
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.run import RunConfig, TrainedRun

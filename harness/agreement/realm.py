@@ -1,6 +1,6 @@
 """Compares imported REALM models with Hugging Face's own values.
 
-`benchmarks/peers/realm.py` makes the models, their inputs and these values.
+`harness/peers/realm.py` makes the models, their inputs and these values.
 """
 
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.agreement import imported_model
-from benchmarks.agreement.comparison import (
+from harness.agreement import imported_model
+from harness.agreement.comparison import (
   Row,
   differences,
   gradient_cosines,
   relative,
   unequal,
 )
-from benchmarks.agreement.imported_model import Graded, ImportedModel
+from harness.agreement.imported_model import Graded, ImportedModel
 from realm_jax.weights.mapped_weights import (
   BLOCK_VECTORS,
   MappedWeights,

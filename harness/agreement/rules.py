@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import scipy.special
 
-from benchmarks.agreement.comparison import Row, differences
+from harness.agreement.comparison import Row, differences
 from realm_jax.objectives.marginal import Form, marginal
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from benchmarks.faults import verdict
+from harness.faults import verdict
+from harness.jobs import JobError, wait_until
+from harness.object_store import StoreFault
+from harness.pretraining import Run
 from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.paths import sizes_below
-from tests.processes.jobs import JobError, wait_until
-from tests.processes.object_store import StoreFault
-from tests.processes.pretraining import Run
 
 CRASH = "crash search"
 # Time limit for the rest of a run after the last fault, on a busy machine.

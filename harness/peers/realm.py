@@ -1,6 +1,6 @@
 """Makes random Hugging Face REALM models, and the values that they compute.
 
-    .venv-peers/bin/python -m benchmarks.peers.realm \
+    .venv-peers/bin/python -m harness.peers.realm \
       --output_dir=out/hf_realm --vocab=vocab.txt
 
 Each model is a folder written by `save_pretrained`. `expected.npz` in it has
@@ -34,7 +34,7 @@ from transformers.models.realm.modeling_realm import (
   RealmScorer,
 )
 
-from benchmarks.peers.random_models import (
+from harness.peers.random_models import (
   EXPECTED,
   RandomInputs,
   Tokens,

@@ -40,7 +40,7 @@ def minilm_vocabulary() -> Path:
 
 
 def run(module: str, *arguments: str | Path) -> str:
-  """Runs `benchmarks.peers.MODULE` and returns the last line of its output.
+  """Runs `harness.peers.MODULE` and returns the last line of its output.
 
   Raises:
     PeerError: It is not installed, or failed; the message has the end of its
@@ -48,13 +48,13 @@ def run(module: str, *arguments: str | Path) -> str:
   """
   if not installed():
     raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
-  command = [PEERS_DIR / "bin" / "python", "-m", f"benchmarks.peers.{module}"]
+  command = [PEERS_DIR / "bin" / "python", "-m", f"harness.peers.{module}"]
   done = subprocess.run(
     [*command, *arguments], cwd=_PROJECT_DIR, capture_output=True, text=True
   )
   if done.returncode:
     raise PeerError(
-      f"benchmarks.peers.{module} ended with {done.returncode}:\n"
+      f"harness.peers.{module} ended with {done.returncode}:\n"
       f"{done.stderr[-2000:]}"
     )
   return done.stdout.strip().rpartition("\n")[2]
@@ -63,7 +63,7 @@ def run(module: str, *arguments: str | Path) -> str:
 def run_on_texts(
   what: str, texts: Sequence[Any], folder: Path, *, model: Path
 ) -> dict[str, np.ndarray]:
-  """Runs `benchmarks.peers.sentence`, and returns the arrays that it writes.
+  """Runs `harness.peers.sentence`, and returns the arrays that it writes.
 
   Args:
     what: Its first argument.

@@ -7,10 +7,10 @@ from typing import Any
 
 from etils import epath
 
+from harness.jobs import Job, Macro, gin_command
+from harness.object_store import ObjectStore
 from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.paths import list_names
-from tests.processes.jobs import Job, Macro, gin_command
-from tests.processes.object_store import ObjectStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Tokenizes and embeds texts with Hugging Face's libraries.
 
-    .venv-peers/bin/python -m benchmarks.peers.sentence \
+    .venv-peers/bin/python -m harness.peers.sentence \
       {tokens,vectors,blocks} --model=MODEL --input=FILE --output=FILE
 
 - tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
@@ -33,7 +33,7 @@ from transformers import (
   BertTokenizerFast,
 )
 
-from benchmarks.peers.random_models import save_arrays
+from harness.peers.random_models import save_arrays
 
 _BLOCKS_PER_BATCH = 32
 

@@ -1,6 +1,6 @@
 """Measures time and memory of Hugging Face REALM's pre-training step.
 
-    .venv-peers/bin/python -m benchmarks.peers.step --sizes=JSON --steps=3
+    .venv-peers/bin/python -m harness.peers.step --sizes=JSON --steps=3
 
 It runs in the environment of `make peers`, as a process of its own, so that its
 memory is measured alone, and prints one line of JSON. The step is that of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_PROJECT_DIR = Path(__file__).resolve().parents[2]
+_PROJECT_DIR = Path(__file__).resolve().parents[1]
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
 # Characters of a log that an error quotes.

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from harness.jobs import Job
+from harness.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metric_rows import read_rows
-from tests.processes.jobs import Job
-from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")

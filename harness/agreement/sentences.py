@@ -10,10 +10,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from benchmarks import peer_processes
-from benchmarks.agreement import imported_model
-from benchmarks.agreement.comparison import Row, differences, unequal
-from benchmarks.agreement.imported_model import ImportedModel
+from harness import peer_processes
+from harness.agreement import imported_model
+from harness.agreement.comparison import Row, differences, unequal
+from harness.agreement.imported_model import ImportedModel
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import exporting
 from realm_jax.weights.mapped_weights import BoundModel, flattened, map_weights

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: real processes, faults and other systems."""

@@ -1,1 +1,0 @@
-"""Real processes of a run for tests and benchmarks, and a store for them."""
