@@ -11,16 +11,20 @@ from setuptools import find_packages, setup
 # What is asked for by `realm_jax[NAME]`, and by `realm_jax[all]`.
 EXTRAS = {
   # Tasks, with which `train`, `evaluate` and `show_task` read their examples;
-  # and the index of runs that do not retrieve on their devices.
-  "train": ["scann", "seqio", "tensorflow-datasets"],
+  # the index of runs that do not retrieve on their devices; vocabularies that
+  # are trained, and Google's checkpoints.
+  "train": [
+    *("scann", "seqio", "tensorboard", "tensorflow", "tensorflow-datasets"),
+    "tensorflow-text",
+  ],
   # gs:// goes through gcsfs alone, wherever TensorFlow is installed or not.
   "gcs": ["aiohttp", "gcsfs"],
   "beam": ["apache-beam"],
   "demo": ["matplotlib"],
   # Weights by their names on Hugging Face's hub.
   "hub": ["huggingface_hub"],
-  # TFDS needs it to download and prepare a data set, and does not ask for it.
-  "tfds": ["importlib-resources", "tensorflow-datasets"],
+  # TFDS needs both to download and prepare a data set, and asks for neither.
+  "tfds": ["importlib-resources", "tensorflow", "tensorflow-datasets"],
   # A build for GPUs goes by another name, and serves as well.
   "faiss": ["faiss-cpu"],
   "launch": ["pyyaml", "xmanager"],
@@ -94,9 +98,6 @@ setup(
     "safetensors",
     "scipy",
     "sentencex",
-    "tensorboard",
-    "tensorflow",
-    "tensorflow-text",
     "zstandard",
   ],
   extras_require={

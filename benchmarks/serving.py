@@ -46,7 +46,7 @@ def random_sentences(given: Any, count: int) -> list[str]:
   )
   rng = np.random.default_rng(0)
   rows = rng.integers(run.corpus.num_blocks, size=count)
-  texts = (run.corpus.block(row).body for row in rows.tolist())
+  texts = (run.corpus.block(row).text for row in rows.tolist())
   return [text.partition(". ")[0][:500] for text in texts]
 
 

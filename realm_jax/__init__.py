@@ -41,10 +41,9 @@ if (
 # The names of `realm_jax/api.py` that a program needs.
 _API = (
   "Answer",
-  "Answered",
-  "Explanation",
+  "Hit",
   "LoadedRun",
-  "RetrievedBlock",
+  "Result",
   "load",
 )
 

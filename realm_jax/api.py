@@ -7,25 +7,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
-# Before all that imports TensorFlow, whose messages it hides.
-from realm_jax import configuration  # isort: split
-
 import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
+from realm_jax import configuration
 from realm_jax.corpus.filters import Where
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.answered import Answer as Answer
-from realm_jax.evaluation.answered import Answered
 from realm_jax.evaluation.ask import ask, require_answering
-from realm_jax.evaluation.explain import Explanation, explain
-from realm_jax.evaluation.run import (
-  QUESTION,
-  RetrievedBlock,
-  RunConfig,
-  TrainedRun,
-)
+from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.result import Answer as Answer
+from realm_jax.evaluation.result import Hit, Result
+from realm_jax.evaluation.run import QUESTION, RunConfig, TrainedRun
 
 
 class LoadedRun(TrainedRun):
@@ -39,7 +32,7 @@ class LoadedRun(TrainedRun):
   @overload
   def ask(
     self, questions: str, *, num_answers: int = 3, where: Where | None = None
-  ) -> Answered: ...
+  ) -> Result: ...
   @overload
   def ask(
     self,
@@ -47,14 +40,14 @@ class LoadedRun(TrainedRun):
     *,
     num_answers: int = 3,
     where: Where | None = None,
-  ) -> list[Answered]: ...
+  ) -> list[Result]: ...
   def ask(
     self,
     questions: str | Sequence[str],
     *,
     num_answers: int = 3,
     where: Where | None = None,
-  ) -> Answered | list[Answered]:
+  ) -> Result | list[Result]:
     """Answers questions, each with at most `num_answers` answers.
 
     With `where`, such as `{"language": "de"}`, from the blocks alone that a
@@ -80,18 +73,18 @@ class LoadedRun(TrainedRun):
   @overload
   def retrieve(
     self, queries: str, k: int = 5, *, where: Where | None = None
-  ) -> list[RetrievedBlock]: ...
+  ) -> list[Hit]: ...
   @overload
   def retrieve(
     self, queries: Sequence[str], k: int = 5, *, where: Where | None = None
-  ) -> list[list[RetrievedBlock]]: ...
+  ) -> list[list[Hit]]: ...
   def retrieve(
     self,
     queries: str | Sequence[str],
     k: int = 5,
     *,
     where: Where | None = None,
-  ) -> list[RetrievedBlock] | list[list[RetrievedBlock]]:
+  ) -> list[Hit] | list[list[Hit]]:
     """Retrieves the k best blocks for queries, best first.
 
     With `where`, as in `ask`: of the blocks that a filter lets through, all if
@@ -104,7 +97,7 @@ class LoadedRun(TrainedRun):
     """
     run = self if where is None else self.filtered(where)
 
-    def found(texts: Sequence[str]) -> list[list[RetrievedBlock]]:
+    def found(texts: Sequence[str]) -> list[list[Hit]]:
       blocks = self.corpus.num_blocks
       if not 1 <= k <= blocks:
         raise RealmError(
@@ -114,7 +107,7 @@ class LoadedRun(TrainedRun):
       if not texts:
         return []
       retrieved = run.search(self.encode(texts), k)
-      return [self.blocks(retrieved, i) for i in range(len(texts))]
+      return [*map(self.hits, retrieved.rows, retrieved.scores)]
 
     return _of_each(queries, found)
 
@@ -136,14 +129,14 @@ class LoadedRun(TrainedRun):
     return _of_each(texts, lambda own: self.embed_tokens(self.encode(own)))
 
   @overload
-  def explain(self, texts: str, answer: str | None = None) -> Explanation: ...
+  def explain(self, texts: str, answer: str | None = None) -> Result: ...
   @overload
   def explain(
     self, texts: Sequence[str], answer: str | None = None
-  ) -> list[Explanation]: ...
+  ) -> list[Result]: ...
   def explain(
     self, texts: str | Sequence[str], answer: str | None = None
-  ) -> Explanation | list[Explanation]:
+  ) -> Result | list[Result]:
     """Explains what the run fills in, or answers, as `realm_jax.explain` does.
 
     A run of pre-training takes sentences with [MASK], and one of open QA

@@ -21,7 +21,7 @@ from realm_jax.console import for_each_line, harmless
 from realm_jax.storage.json_files import read_object
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.answered import Answered
+  from realm_jax.evaluation.result import Result
   from realm_jax.evaluation.run import RunConfig
 
 _NUM_ANSWERS = flags.DEFINE_integer(
@@ -68,10 +68,10 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   require_answering(run)
 
   def answer(question: str) -> None:
-    (answered,) = ask(run, [question])
+    (result,) = ask(run, [question])
     for note in run.vocabulary.notes(question):
       print(harmless(note))
-    print(_shown(answered))
+    print(_shown(result))
 
   if words:
     answer(" ".join(words))
@@ -79,14 +79,14 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
     for_each_line("question", answer)
 
 
-def _shown(answered: "Answered") -> str:
+def _shown(result: "Result") -> str:
   """Returns the best answers of a question, each marked in its block."""
-  if not answered.answers:
+  if not result.answers:
     return "no answer: the blocks that were read have no words"
   parts, indent = [], "   "
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
-  for rank, answer in enumerate(answered.answers[: _NUM_ANSWERS.value], 1):
-    block, *texts = answered.passage(answer)
+  for rank, answer in enumerate(result.answers[: _NUM_ANSWERS.value], 1):
+    hit, *texts = result.passage(answer)
     before, marked, after = map(harmless, texts)
     if marked:
       marked = f"{_OPEN}{marked}{_CLOSE}"
@@ -100,8 +100,8 @@ def _shown(answered: "Answered") -> str:
     parts.append(
       f"{rank}. {harmless(answer.text)}  (probability "
       f"{answer.probability:.3f})\n"
-      f"{indent}{harmless(block.title)}  [block {harmless(block.id)}, rank "
-      f"{1 + answered.blocks.index(block)}, p(z|x) {block.probability:.3f}]\n"
+      f"{indent}{harmless(hit.block.title)}  [block {harmless(hit.block.id)}, "
+      f"rank {1 + result.hits.index(hit)}, p(z|x) {hit.probability:.3f}]\n"
       f"{lines}"
     )
   return "\n\n".join(parts) + "\n"

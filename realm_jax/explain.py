@@ -32,7 +32,7 @@ from realm_jax.console import (
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.explain import Explanation
+  from realm_jax.evaluation.result import Result
 
 _ANSWER = flags.DEFINE_string(
   "answer", None, "Answer to explain; it replaces the one [MASK]."
@@ -110,7 +110,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
       explained.append({"text": one, "error": str(error)})
       raise
     print(harmless(shown(found, num_texts=_NUM_TEXTS.value)))
-    explained.append(found.to_json())
+    explained.append(found.json())
 
   if text:
     answer(text)
@@ -119,7 +119,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
   _write_json({"explanations": explained})
 
 
-def shown(explained: "Explanation", *, num_texts: int) -> str:
+def shown(explained: "Result", *, num_texts: int) -> str:
   """Returns tables for a terminal, and the texts of the first blocks."""
   parts = [
     _head(explained),
@@ -127,14 +127,14 @@ def shown(explained: "Explanation", *, num_texts: int) -> str:
     textwrap.fill(_LEGENDS[explained.kind], _WIDTH, break_on_hyphens=False),
     _fillings_table(explained),
   ]
-  blocks = [one.block for one in explained.candidates if one.block.id]
+  blocks = [hit.block for hit in explained.hits if hit.block.id]
   for block in blocks[:num_texts]:
     text = textwrap.indent(textwrap.fill(block.text, _WIDTH - 3), _INDENT)
     parts.append(f"{block.title}  [{block.id}]\n{text}")
   return "\n\n".join(parts) + "\n"
 
 
-def _head(explained: "Explanation") -> str:
+def _head(explained: "Result") -> str:
   lines = [explained.text]
   if explained.answer:
     how = "given" if explained.answer_is_given else "the best"
@@ -142,35 +142,35 @@ def _head(explained: "Explanation") -> str:
     lines.append(f"y = {explained.answer!r} ({how}; wordpieces: {pieces})")
   figures = {"p(y|x)": f"{explained.probability:.4g}"}
   if explained.utility is not None:
-    null = explained.candidates[0]
-    figures["p(y|x) by the null block"] = f"{null.likelihood:.4g}"
+    null = explained.hits[0]
+    figures["p(y|x) by the null block"] = _figure(null.likelihood, ".4g")
     figures["utility of retrieval"] = f"{explained.utility:+.4f}"
-  made_by = f"{explained.checkpoint}, {explained.snapshot}"
+  made_by = "{checkpoint}, {snapshot}".format_map(explained.source)
   figures["checkpoint, snapshot"] = made_by
   lines.append(figures_table(figures))
   lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
   return "\n".join(lines)
 
 
-def _candidates_table(explained: "Explanation") -> str:
+def _candidates_table(explained: "Result") -> str:
   is_question = explained.kind == "question"
   own = ["retriever"] if is_question else ["utility", "r(z)"]
   heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
-  rows: list[list[object]] = [[*heads, "alone it says", "with p"]]
-  for rank, one in enumerate(explained.candidates, start=int(is_question)):
-    block, best = one.block, one.best
-    mark = " *" if one.contains_text else ""
-    figures: list[object] = [block.probability]
+  rows = [[*heads, "alone it says", "with p"]]
+  for rank, hit in enumerate(explained.hits, start=int(is_question)):
+    block, best = hit.block, hit.best
+    mark = " *" if hit.contains_text else ""
+    figures = [_figure(hit.probability)]
     if not is_question:
-      figures = [f"{one.utility:+.4f}", f"{one.reward:+.4f}"]
+      figures = [_figure(hit.utility, "+.4f"), _figure(hit.reward, "+.4f")]
     rows.append(
       [
         f"{rank}. {block.title:.20} [{block.id}]{mark}"
         if block.id
         else "(null block)",
-        one.probability,
-        f"{one.likelihood:.4g}",
-        "–" if one.share is None else one.share,
+        _figure(hit.weight),
+        _figure(hit.likelihood, ".4g"),
+        _figure(hit.share),
         *figures,
         *([f"{best.text:.18}", f"{best.probability:.3g}"] if best else "  "),
       ]
@@ -178,13 +178,17 @@ def _candidates_table(explained: "Explanation") -> str:
   return columns(rows)
 
 
-def _fillings_table(explained: "Explanation") -> str:
+def _figure(value: float | None, form: str = ".4f") -> str:
+  return "–" if value is None else format(value, form)
+
+
+def _fillings_table(explained: "Result") -> str:
   rows = [["best fillings", "p(y|x)", "by the null block"]]
   if explained.kind == "question":
     rows = [["best answers", "p(y|x)"]]
-  for one in explained.fillings:
+  for one in explained.answers:
     numbers = [one.probability, one.without_retrieval][: len(rows[0]) - 1]
-    rows.append([f"{one.text:.40}", *(f"{n:.4g}" for n in numbers)])
+    rows.append([f"{one.text:.40}", *(_figure(n, ".4g") for n in numbers)])
   return columns(rows)
 
 

@@ -23,6 +23,7 @@ from realm_jax.inputs.features import (
   token_feature,
   wordpieces,
 )
+from realm_jax.inputs.question_files import TASKS
 from realm_jax.inputs.questions import JsonLinesSource, QuestionSource
 
 
@@ -42,18 +43,17 @@ def ask(
   num_words = feature_length("query", sequence_length) - 2
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    token_ids = words.encode_masked_tf(record["question"])[:num_words]
-    answers = record["answers"]
-    tokens = words.encode_tf(
-      answers if answer_kind == "string" else tf.zeros_like(answers)
-    )
+    token_ids = record["question_tokens"][:num_words]
+    # Padded to the longest answer of other questions, too.
+    answers = record["answer_tokens"]
+    longest = tf.reduce_max(tf.math.count_nonzero(answers, axis=1))
     return {
       "position": record["position"],
       "query": tf.concat([[words.cls_id], token_ids, [words.sep_id]], 0),
       "question": record["question"],
       "question_id": record["question_id"],
-      "answers": answers,
-      "answer_tokens": tokens.to_tensor(),
+      "answers": record["answers"],
+      "answer_tokens": answers[:, :longest],
       "answer_kind": tf.constant(answer_kind),
     }
 
@@ -75,5 +75,5 @@ def add(name: str, source: QuestionSource) -> seqio.Task:
   )
 
 
-add("open_qa", JsonLinesSource())
-add("open_qa_regex", JsonLinesSource(answer_kind="regex"))
+for _name, _kind in TASKS.items():
+  add(_name, JsonLinesSource(answer_kind=_kind))

@@ -236,18 +236,24 @@ def test_realm_becomes_the_command_or_suggests_one(command_environment):
 
 
 # A process without the libraries of the extra `train`.
-_WITHOUT = """
+_OF_TRAINING = (
+  *("scann", "seqio", "tensorboard", "tensorflow", "tensorflow_datasets"),
+  "tensorflow_text",
+)
+_WITHOUT = f"""
 import runpy, sys
 
 class Absent:
   def find_spec(self, name, *_):
-    if name in ("seqio", "scann", "tensorflow_datasets"):
-      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    if name in {_OF_TRAINING}:
+      raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
 """
 _LOADS = """
 import realm_jax, realm_jax.inputs.question_files, realm_jax.serving.service
+import realm_jax.corpus.build, realm_jax.snapshots.build
+import realm_jax.weights.importing, realm_jax.weights.hugging_face
 run = realm_jax.load(sys.argv[1])
 print(run.ask("who?").answers[0].text, run.retrieve("who?")[0].title)
 print(run.explain("who?"))
@@ -275,6 +281,9 @@ def test_what_asks_does_without_the_extra_for_training(
   assert done.returncode == 0, done.stderr
   given = f"--model_dir={run}", f"--gin.QUESTIONS={world.question_file}"
   done = python(_RUNS, "realm_jax.evaluate", *given)
+  assert done.returncode == 0, done.stderr
+  assert "exact_match" in done.stdout
+  done = python(_RUNS, "realm_jax.evaluate", *given, "--gin.TASK=web_questions")
   assert done.returncode == 2
   assert done.stderr == (
     "evaluate: this needs the library seqio, which is not installed; pip "

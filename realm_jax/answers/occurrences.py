@@ -70,7 +70,7 @@ class AnswersInBlocks:
     if row == NULL_ROW:
       return []
     block = self.corpus.block(row)
-    text, starts = block.body, block.byte_ranges[:, 0]
+    text, starts = block.text, block.byte_ranges[:, 0]
     continues = self.corpus.vocabulary.is_continuation[block.body_token_ids]
     spans = set[tuple[int, int]]()
     for pattern in wanted:

@@ -1,7 +1,7 @@
 """Flags, processes and exit codes that the commands share.
 
 A command imports at its top only what its flags need. Its `main` imports what
-it runs, and the seconds that TensorFlow takes with it, once `configured` has
+it runs, and the seconds that jax and seqio take with it, once `configured` has
 found the run.
 
 Commands that own devices may run as several processes. On TPU slices, and
@@ -63,7 +63,8 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 )
 # Libraries that not every command needs, and the extras that install them.
 _EXTRAS = {
-  **dict.fromkeys(("seqio", "tensorflow_datasets"), "train"),
+  **dict.fromkeys(("seqio", "tensorboard", "tensorflow"), "train"),
+  **dict.fromkeys(("tensorflow_datasets", "tensorflow_text"), "train"),
   **dict.fromkeys(("starlette", "uvicorn"), "serve"),
   **dict.fromkeys(("xmanager", "yaml"), "launch"),
 }

@@ -125,13 +125,16 @@ class _Reader(config_parser.ParserDelegate):
   def _target(self, name: str) -> Target:
     """Returns what `module.Class` means, or what is known and ends so."""
     first, *others = name.split(".")
-    ends = {
-      one.target
-      for one in self._bindings.all_parameters()
-      if f".{one.target.__module__}.{one.where}".endswith(f".{name}.{one.name}")
-    }
     if first in self._imports:
       ends = {functools.reduce(getattr, others, self._imports[first])}
+    else:
+      ends = {
+        one.target
+        for one in self._bindings.all_parameters()
+        if f".{one.target.__module__}.{one.where}".endswith(
+          f".{name}.{one.name}"
+        )
+      }
     if len(ends) == 1 and callable(target := ends.pop()):
       return target
     raise ConfigurationError(

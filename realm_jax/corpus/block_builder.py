@@ -31,8 +31,9 @@ from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# Documents of one call of the tokenizer, and characters of their texts. A call
-# costs a millisecond, and what it gives stays in memory until it is written.
+# Documents of one call of the tokenizer, and characters of their texts. Calls
+# cost a tenth of a millisecond, and what they give stays in memory until it is
+# written.
 DOCUMENTS_PER_CHUNK = 2048
 _CHARACTERS_PER_CHUNK = 4 << 20
 

@@ -15,7 +15,6 @@ import importlib.util
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -24,6 +23,7 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
+from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
@@ -40,15 +40,15 @@ from realm_jax.corpus.writing import (
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.languages import ENGLISH, WITHOUT_CAPITALS, require_language
+from realm_jax.text.normalization import Normalization
 from realm_jax.text.recurring_phrases import (
   SAMPLE_BYTES,
   RecurringPhrases,
   count_phrases,
 )
 from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
-
-if TYPE_CHECKING:
-  from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary_files import read_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # A corpus has about as many shards, unless they had less than this or more than
 # `SHARD_BYTES`, which a process holds in memory.
@@ -145,10 +145,6 @@ def build_corpus(
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  # Imported late: they import TensorFlow, which takes six seconds.
-  from realm_jax.corpus.block_builder import BlockBuilder, build_piece
-  from realm_jax.text.vocabulary_files import read_vocabulary
-
   trains = vocab.startswith(_TRAIN)
   words = None if trains else read_vocabulary(vocab, cased=cased)
   reader = RowReader(
@@ -318,12 +314,10 @@ def _find_duplicates(
 
 def _learned_vocabulary(
   source: DocumentSource, size: int, cased: bool
-) -> "WordpieceVocabulary":
+) -> WordpieceVocabulary:
   """Trains a vocabulary on titles and texts, of a large corpus a sample."""
-  # Imported late: it imports TensorFlow.
-  from realm_jax.text.normalization import Normalization
+  # Imported late: it imports TensorFlow, which is the extra `train`.
   from realm_jax.text.vocabulary_training import train_vocabulary
-  from realm_jax.text.wordpieces import WordpieceVocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
   stride = source.num_bytes // _VOCABULARY_BYTES + 1

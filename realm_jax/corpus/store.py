@@ -1,10 +1,12 @@
 """A corpus on disk, memory-mapped and read only."""
 
+import copy
+import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -17,51 +19,57 @@ from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
-
-if TYPE_CHECKING:
-  from realm_jax.text.wordpieces import WordpieceVocabulary
-
+from realm_jax.text.vocabulary_files import read_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 NULL_ROW = -1
 
 
-class Block(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
   """One block of a corpus, whose arrays and texts are read when asked for.
 
-  Token ranges are of the body.
+  Token ranges are of the body. An edited block has another `text`, with its
+  `token_ids` and `byte_ranges`; no sentences and spans are found in it.
   """
 
   row: int
   shard: Shard
   position: int
 
-  @property
+  def replace(self, **values: Any) -> "Block":
+    """Returns the block with other values of its properties, in memory."""
+    block = copy.copy(self)
+    vars(block).update(values)
+    return block
+
+  @functools.cached_property
   def document_id(self) -> str:
     """The id of the block's document."""
     return self._document_text("document_ids")
 
-  @property
+  @functools.cached_property
   def ordinal(self) -> int:
     """The block's number in its document, from 0."""
     document = self.shard.document(self.position)
     return self.position - int(self.shard.array("document_starts")[document])
 
-  @property
-  def name(self) -> str:
+  @functools.cached_property
+  def id(self) -> str:
     """`document id:ordinal`, the block's id for people."""
     return f"{self.document_id}:{self.ordinal}"
 
-  @property
+  @functools.cached_property
   def title(self) -> str:
     """The title of the block's document."""
     return self._document_text("titles")
 
-  @property
+  @functools.cached_property
   def url(self) -> str:
     """The document's URL; empty if the input did not give one."""
     return self._document_text("urls")
 
-  @property
+  @functools.cached_property
   def fields(self) -> dict[str, Any]:
     """The document's fields that `build_corpus --fields` keeps."""
     return self.shard.fields(self.shard.document(self.position))
@@ -70,17 +78,17 @@ class Block(NamedTuple):
     document = self.shard.document(self.position)
     return self.shard.item(name, document).tobytes().decode()
 
-  @property
-  def body(self) -> str:
-    """The block's text as it was written."""
+  @functools.cached_property
+  def text(self) -> str:
+    """The block's text as it was written, without the title."""
     return self.shard.item("bodies", self.position).tobytes().decode()
 
-  @property
+  @functools.cached_property
   def token_ids(self) -> Int[np.ndarray, " l"]:
     """The tokens of title and body, int32, without specials."""
     return self.shard.item("token_ids", self.position).astype(np.int32)
 
-  @property
+  @functools.cached_property
   def title_length(self) -> int:
     """How many of `token_ids` belong to the title."""
     return int(self.shard.array("title_lengths")[self.position])
@@ -90,28 +98,41 @@ class Block(NamedTuple):
     """The tokens of the body, int32."""
     return self.token_ids[self.title_length :]
 
-  @property
+  @functools.cached_property
   def byte_ranges(self) -> Int[np.ndarray, "b 2"]:
-    """Each body token's (start, limit) in the UTF-8 of `body`."""
+    """Each body token's (start, limit) in the UTF-8 of `text`."""
     return self.shard.item("byte_ranges", self.position)
 
-  @property
+  @functools.cached_property
   def sentences(self) -> Int[np.ndarray, "s 2"]:
     """The token ranges of the sentences."""
     return self.shard.item("sentences", self.position)
 
-  @property
+  @functools.cached_property
   def salient_spans(self) -> Int[np.ndarray, "p 2"]:
     """Token ranges of salient spans, each inside one sentence."""
     return self.shard.item("salient_spans", self.position)
 
-  @property
+  @functools.cached_property
   def salient_span_kinds(self) -> Int[np.ndarray, " p"]:
     """The kind of each salient span, an index of the corpus's `span_kinds`."""
     found = self.shard.item(
       "salient_span_kinds", self.position, of="salient_spans"
     )
     return self.shard.kinds[found]
+
+
+# The block that is no evidence: it has no words, and is in no corpus.
+NULL_BLOCK = Block(
+  NULL_ROW,
+  Shard({"name": "", "num_blocks": 0, "files": [], "span_kinds": []}, Path, ()),
+  position=0,
+).replace(
+  **dict.fromkeys(("id", "title", "url", "text"), ""),
+  fields={},
+  token_ids=np.zeros(0, np.int32),
+  title_length=0,
+)
 
 
 class Corpus:
@@ -249,11 +270,8 @@ class Corpus:
       )
 
   @functools.cached_property
-  def vocabulary(self) -> "WordpieceVocabulary":
+  def vocabulary(self) -> WordpieceVocabulary:
     """The vocabulary that the corpus was built with."""
-    # Imported late: it imports TensorFlow, which takes six seconds.
-    from realm_jax.text.vocabulary_files import read_vocabulary
-
     vocabulary = read_vocabulary(self.source)
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(

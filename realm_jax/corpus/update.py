@@ -23,6 +23,7 @@ from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
+from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
 from realm_jax.corpus.manifest import Manifest, ShardRecord
@@ -109,10 +110,7 @@ def update_corpus(
     summary.new = source.summary
 
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
-    sample = (corpus.block(row).body for row in rows)
-    # Imported late: it imports TensorFlow.
-    from realm_jax.corpus.block_builder import BlockBuilder
-
+    sample = (corpus.block(row).text for row in rows)
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,

@@ -8,7 +8,7 @@ last: without it a directory is no corpus.
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -23,9 +23,8 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import FileRecord
-
-if TYPE_CHECKING:
-  from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary_files import write_vocabulary
+from realm_jax.text.wordpieces import SPECIAL_PIECES, WordpieceVocabulary
 
 # Bytes of text in a shard that is written by one process.
 SHARD_BYTES = 64 << 20
@@ -186,13 +185,9 @@ def new_corpus(
 
 
 def finish(
-  staging: Path, *, vocabulary: "WordpieceVocabulary", **settings: Any
+  staging: Path, *, vocabulary: WordpieceVocabulary, **settings: Any
 ) -> None:
   """Writes the vocabulary, and `make_manifest` with the other arguments."""
-  # Imported late: it imports TensorFlow.
-  from realm_jax.text.vocabulary_files import write_vocabulary
-  from realm_jax.text.wordpieces import SPECIAL_PIECES
-
   write_vocabulary(staging, vocabulary)
   ids = {
     piece.strip("[]").lower(): vocabulary.pieces.index(piece)

@@ -1,17 +1,33 @@
-"""Questions to a run: retrieval, and the answers of its reader."""
+"""Questions to a run: retrieval, and the answers of its reader.
 
+A reader that points scores the spans s of the blocks that are read, and
+training takes one softmax of reader(s) + f(x, z) over all of them (ORQA,
+section 5): a joint distribution of block and span. Everything that is shown is
+a part of it: p(y|x) is the sum over the spans that give an answer y, p(z|x) the
+sum over the spans of a block, and a block's share of y the part of p(y|x) in
+the block. Other readers register a function: see `answer_from_blocks`.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Array, Float, Float32, Int, Int32
+from scipy.special import logsumexp
 
+from realm_jax.answers.normalize import normalize_answer
+from realm_jax.answers.spans import widen_to_words
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.errors import RealmError
-
-# It registers the answers of a reader that points at spans.
-from realm_jax.evaluation import span_answers as span_answers
-from realm_jax.evaluation.answered import Answered, answer_from_blocks
-from realm_jax.evaluation.run import TrainedRun
+from realm_jax.evaluation.result import Answer, Hit, Result
+from realm_jax.evaluation.run import QUESTION, TrainedRun
 from realm_jax.indexes.protocol import SearchError
+from realm_jax.models.packing import padded_inputs
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import BertReader
 
 
 def ask(
@@ -20,13 +36,13 @@ def ask(
   *,
   answer: str | None = None,
   token_ids: Int32[np.ndarray, "n q"] | None = None,
-) -> list[Answered]:
+) -> list[Result]:
   """Answers questions from the blocks that are retrieved for them.
 
   Args:
     run: Run of open QA, whose configuration says how many blocks are read.
     questions: Questions, any number.
-    answer: Answer to look for besides, in `Answered.given`.
+    answer: Answer that the figures are to be of; None takes the best one.
     token_ids: Their tokens, where they are encoded already.
 
   Raises:
@@ -40,23 +56,18 @@ def ask(
       "not known here; it is for `realm_jax.evaluate`"
     )
   require_answering(run)
-  answered, config = [], run.config
+  results, config = [], run.config
   if token_ids is None:
     token_ids = run.encode(questions)
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
     found = run.search(token_ids[own], config.num_searched)
-    places = np.indices(found.rows.shape)[1][:, : config.num_read]
-    answered += answer_from_blocks(
-      run.require_reader(),
-      run,
-      questions[own],
-      token_ids[own],
-      found,
-      places,
-      answer,
+    hits = map(run.hits, found.rows, found.scores)
+    read = [retrieved[: config.num_read] for retrieved in hits]
+    results += answer_from_blocks(
+      run.require_reader(), run, questions[own], token_ids[own], read, answer
     )
-  return answered
+  return results
 
 
 def require_answering(run: TrainedRun) -> None:
@@ -76,3 +87,168 @@ def require_answering(run: TrainedRun) -> None:
       f"NUM_READ from 1 to {number}, or raise NUM_SEARCHED (the corpus has "
       f"{num_blocks} blocks)"
     )
+
+
+@functools.singledispatch
+def answer_from_blocks(
+  reader: Any,
+  run: TrainedRun,
+  questions: Sequence[str],
+  token_ids: Int32[np.ndarray, "b q"],
+  hits: Sequence[Sequence[Hit]],
+  given: str | None = None,
+) -> list[Result]:
+  """Answers questions from blocks that were retrieved for them.
+
+  Each kind of reader has a function of its own, which is registered for its
+  class: `@answer_from_blocks.register(MyReader)`.
+
+  Args:
+    reader: Module of the run's reader.
+    run: Run, with the parameters of the reader.
+    questions: Questions.
+    token_ids: The same in wordpieces, `[CLS] x [SEP]`, padded with 0.
+    hits: Blocks to read for each, as many for all, best first.
+    given: Answer that the figures are to be of, if not of the best one.
+
+  Raises:
+    CheckpointError: The reader does not answer questions.
+  """
+  del questions, token_ids, hits, given
+  raise CheckpointError(
+    f"the reader of {run!r}, a {type(reader).__name__}, answers no questions; "
+    "register a function for it by `answer_from_blocks.register`"
+  )
+
+
+@answer_from_blocks.register
+def answer_from_spans(
+  reader: BertReader,
+  run: TrainedRun,
+  questions: Sequence[str],
+  token_ids: Int32[np.ndarray, "b q"],
+  hits: Sequence[Sequence[Hit]],
+  given: str | None = None,
+) -> list[Result]:
+  """Answers questions by spans: see `answer_from_blocks`."""
+  rows = np.array([[hit.block.row for hit in own] for own in hits])
+  scores = np.array([[hit.score for hit in own] for own in hits], np.float32)
+  logits = run.compute(
+    span_logits,
+    reader,
+    run.params["reader"],
+    query=token_ids,
+    blocks=run.gather(rows),
+  )
+  totals = logits + scores[:, :, None, None]
+  return [
+    _best_spans(run, *of_question, given)
+    for of_question in zip(questions, hits, totals, strict=True)
+  ]
+
+
+def span_logits(
+  reader: BertReader,
+  params: Params,
+  query: Int[Array, "b q"],
+  blocks: Int[Array, "b k l"],
+) -> Float[Array, "b k l w"]:
+  """Returns the reader's scores of spans, −∞ where there is none.
+
+  The best of them, with the score of its block, is the choice of Google's and
+  Hugging Face's readers, which choose the block of the best span and its place
+  in the block separately: unless spans of two blocks have exactly equal scores,
+  both are of one span.
+  """
+  spans = reader.apply(
+    {"params": params},
+    padded_inputs(reader.join(query, blocks)),
+    num_starts=blocks.shape[-1],
+    method="spans",
+  )
+  return jnp.where(spans.is_span, spans.logits, -jnp.inf)
+
+
+def _best_spans(
+  run: TrainedRun,
+  question: str,
+  hits: Sequence[Hit],
+  totals: Float32[np.ndarray, "k l w"],
+  given: str | None,
+) -> Result:
+  """Groups a question's spans by the answers that they give."""
+  log_p = np.float64(totals)
+  if np.isfinite(log_p).any():
+    log_p -= logsumexp(log_p)
+  blocks, language = [hit.block for hit in hits], run.corpus.language
+  is_continuation = run.vocabulary.is_continuation
+
+  def said(span: int) -> tuple[int, str, int, int]:
+    """Returns the place of a span's block in `blocks`, and what the span says.
+
+    This is its text, widened to whole words, and the text's characters
+    `[start, limit)` in the block.
+    """
+    k, start, extra = map(int, np.unravel_index(span, log_p.shape))
+    block, body = blocks[k], blocks[k].text.encode()
+    start, limit = widen_to_words(
+      start, start + extra + 1, is_continuation[block.body_token_ids]
+    )
+    first = int(block.byte_ranges[start, 0])
+    last = int(block.byte_ranges[limit - 1, 1])
+    text, begin = body[first:last].decode(), len(body[:first].decode())
+    return k, text, begin, begin + len(text)
+
+  def made(spans: Sequence[int]) -> Answer:
+    """Returns the answer that spans give, the best one first."""
+    k, text, first, limit = said(spans[0])
+    by_block = np.unravel_index(spans, log_p.shape)[0]
+    p = np.exp(log_p.reshape(-1)[spans])
+    shares = np.bincount(by_block, p, len(blocks)) / p.sum()
+    score = float(totals.reshape(-1)[spans[0]])
+    return Answer(
+      text, float(p.sum()), score, shares.tolist(), blocks[k], first, limit
+    )
+
+  def grouped(spans: Sequence[int]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for span in spans:
+      key = normalize_answer(said(span)[1], language)
+      groups.setdefault(key, []).append(span)
+    return groups
+
+  order = np.argsort(-log_p, axis=None, kind="stable").tolist()
+  order = order[: np.isfinite(log_p).sum()]
+  groups = grouped(order[: run.config.num_spans])
+  answers = [made(spans) for spans in groups.values()]
+  if run.config.rank_answers_by == "probability":
+    answers.sort(key=lambda answer: -answer.probability)
+  chosen = answers[0] if answers else Answer("", 0.0)
+  if given is not None:
+    key = normalize_answer(given, language)
+    # Also beyond the best spans, which the answers are made of.
+    spans = groups.get(key) or grouped(order).get(key)
+    chosen = made(spans) if spans else Answer(given, 0.0)
+  read = []
+  for k, hit in enumerate(hits):
+    own, best, likelihood = log_p.reshape(len(hits), -1)[k], None, 0.0
+    share = chosen.shares[k] if chosen.shares else None
+    if weight := float(np.exp(logsumexp(own))):
+      best = made([k * own.size + int(own.argmax())])
+      best = best._replace(probability=best.probability / weight, shares=())
+      likelihood = chosen.probability * (share or 0.0) / weight
+    read.append(
+      dataclasses.replace(
+        hit, weight=weight, likelihood=likelihood, share=share, best=best
+      )
+    )
+  return Result(
+    text=question,
+    kind=QUESTION,
+    answer=chosen.text if given is None else given,
+    probability=chosen.probability,
+    answers=answers,
+    hits=read,
+    source=run.source,
+    answer_is_given=given is not None,
+  )

@@ -2,10 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Int32
 
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Block
@@ -18,22 +17,6 @@ class EditError(RealmError):
   """A block that cannot be edited, or not into this text."""
 
 
-class EditedBlock(NamedTuple):
-  """A block in memory, with the names of a block of the corpus.
-
-  Attributes:
-    byte_ranges: Bytes [start, limit) of each wordpiece of the body.
-    tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
-    vector: Its vector, as the snapshot would store it; empty until then.
-  """
-
-  body: str
-  body_token_ids: Int[np.ndarray, " b"]
-  byte_ranges: Int[np.ndarray, "b 2"]
-  tokens: Int32[np.ndarray, " l"]
-  vector: Float32[np.ndarray, " d"]
-
-
 def encode_queries(
   words: WordpieceVocabulary, texts: Sequence[str], length: int
 ) -> tuple[Int32[np.ndarray, "n {length}"], dict[int, RealmError]]:
@@ -44,49 +27,36 @@ def encode_queries(
   """
   queries = np.zeros((len(texts), length), np.int32)
   refused: dict[int, RealmError] = {}
-  for number, text in enumerate(texts):
-    try:
-      require_unicode(text, f"the question {text!r}")
-    except RealmError as error:
-      refused[number] = error
   tokens = words.tokenize_with_offsets(
-    ["" if number in refused else one for number, one in enumerate(texts)]
+    [text.encode(errors="ignore").decode() for text in texts]
   )
   bounds = itertools.pairwise(tokens.row_offsets)
   for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
     token_ids = tokens.token_ids[slice(*bound)][: length - 2]
-    if number in refused:
-      continue
-    if not len(token_ids):
-      refused[number] = RealmError(f"the question {text!r} has no words")
-      continue
-    if words.unk_id in token_ids:
-      try:
+    try:
+      require_unicode(text, f"the question {text!r}")
+      if not len(token_ids):
+        raise RealmError(f"the question {text!r} has no words")
+      if words.unk_id in token_ids:
         words.require_known(text)
-      except RealmError as error:
-        refused[number] = error
-        continue
+    except RealmError as error:
+      refused[number] = error
+      continue
     filled = [words.cls_id, *token_ids, words.sep_id]
     queries[number, : len(filled)] = filled
   return queries, refused
 
 
 def edited_block(
-  words: WordpieceVocabulary,
-  block: Block,
-  text: str,
-  *,
-  block_length: int,
-  padded_length: int,
-) -> EditedBlock:
-  """Returns a block with another text, and no vector yet.
+  words: WordpieceVocabulary, block: Block, text: str, length: int
+) -> Block:
+  """Returns a block of the corpus with another text, under the same title.
 
   Args:
     words: Vocabulary of the corpus.
-    block: Block of the corpus, whose title stays.
-    text: Text of the body.
-    block_length: Largest number of tokens of a block of the corpus.
-    padded_length: Length to which its tokens are padded.
+    block: Block of the corpus.
+    text: Text without the title.
+    length: Largest number of tokens of a block of the corpus.
 
   Raises:
     EditError: The text has no words, or more than there is room for.
@@ -94,16 +64,28 @@ def edited_block(
   text = text.strip()
   made = words.tokenize_with_offsets([text])
   title = block.token_ids[: block.title_length]
-  room = block_length - NUM_SPECIAL_TOKENS - len(title)
+  room = length - NUM_SPECIAL_TOKENS - len(title)
   if not len(made.token_ids):
     raise EditError("the text has no words; write some, or restore the block")
   if len(made.token_ids) > room:
     raise EditError(
       f"the text has {len(made.token_ids)} wordpieces, and the block "
-      f"{block.name} has room for {room}; shorten it"
+      f"{block.id} has room for {room}; shorten it"
     )
-  own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
-  tokens = np.zeros(padded_length, np.int32)
-  tokens[: len(own)] = own
-  none = np.zeros(0, np.float32)
-  return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, none)
+  token_ids = np.concatenate([title, made.token_ids])
+  return block.replace(
+    text=text, token_ids=token_ids, byte_ranges=made.byte_ranges
+  )
+
+
+def block_tokens(
+  words: WordpieceVocabulary,
+  title: Sequence[int],
+  body: Sequence[int],
+  length: int,
+) -> Int32[np.ndarray, "{length}"]:
+  """Returns `[CLS] title [SEP] body [SEP]`, padded with 0."""
+  filled = [words.cls_id, *title, words.sep_id, *body, words.sep_id]
+  tokens = np.zeros(length, np.int32)
+  tokens[: len(filled)] = filled
+  return tokens

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
@@ -31,134 +30,23 @@ from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.masked_sentences import (
   NULL_BLOCK_ALONE,
   ExplanationError,
+  Reading,
   best_fillings,
   contains_text,
   kind_of,
   masked_query,
   read_masks,
 )
-from realm_jax.evaluation.run import (
-  SENTENCE,
-  RetrievedBlock,
-  RunConfig,
-  TrainedRun,
-)
+from realm_jax.evaluation.result import Answer, Hit, Result
+from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
 from realm_jax.inputs.config import DataConfig
-from realm_jax.settings import Asked, PositiveInt
+from realm_jax.settings import PositiveInt
 from realm_jax.storage.json_files import require_unicode
 from realm_jax.text.wordpieces import MASK
 from realm_jax.training.stages.pretraining import Pretraining
 
 
-@dataclasses.dataclass(frozen=True)
-class Filling:
-  """A filling of the masks, or an answer to a question.
-
-  Attributes:
-    text: Words.
-    probability: p(y|x), or that given one candidate.
-    without_retrieval: p(y|null,x) of a filling.
-    start, limit: Characters of the block's text of an answer in it.
-  """
-
-  text: str
-  probability: float
-  without_retrieval: float | None = None
-  start: int | None = None
-  limit: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-  """One candidate z, and its part in p(y|x), y being the answer explained.
-
-  Attributes:
-    block: The block, with its score and the retriever's probability.
-    probability: p(z|x); of a question, by retriever and reader together.
-    log_likelihood: log p(y|z,x); None where the block does not contain y.
-    share: p(z|x) p(y|z,x) / p(y|x); None if p(y|x) is 0.
-    best: What the reader finds most likely here; None in a block without text.
-    contains_text: Whether the block contains the text word for word, so that
-      its retrieval is trivial.
-    token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
-    utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
-      there is no null block.
-    reward: r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the derivative of log p(y|x)
-      by f(x,z); None of a question.
-  """
-
-  block: RetrievedBlock
-  probability: float
-  log_likelihood: float | None
-  share: float | None
-  best: Filling | None
-  contains_text: bool
-  token_log_likelihoods: Sequence[float] = ()
-  utility: float | None = None
-  reward: float | None = None
-
-  @property
-  def likelihood(self) -> float:
-    """p(y|z,x)."""
-    own = self.log_likelihood
-    return 0.0 if own is None else math.exp(own)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
-  """Why a run fills in, or answers, what it does.
-
-  Attributes:
-    text: Sentence or question, as it was given.
-    kind: Which of the two it is.
-    model_dir: Directory of the run.
-    checkpoint: Step of the checkpoint.
-    snapshot: Step of the snapshot that was searched.
-    read: The query in wordpieces, as the model read it.
-    answer: y, the answer that the figures are of; empty if there is none.
-    answer_is_given: Whether the answer was given, or is the best one.
-    wordpieces: Wordpieces of the answer.
-    log_likelihood: log p(y|x); None if no candidate contains the answer.
-    candidates: The null block of a masked sentence, then blocks by score.
-    fillings: The best fillings or answers.
-    notes: What a reader of the figures should know.
-    log_likelihood_null: log p(y|null,x); None of a question.
-    utility: log p(y|x) − log p(y|null,x); None of a question.
-  """
-
-  text: str
-  kind: Asked
-  model_dir: str
-  checkpoint: int
-  snapshot: int
-  read: str
-  answer: str
-  answer_is_given: bool
-  wordpieces: Sequence[str]
-  log_likelihood: float | None
-  candidates: Sequence[Candidate]
-  fillings: Sequence[Filling]
-  notes: list[str]
-  log_likelihood_null: float | None = None
-  utility: float | None = None
-
-  @property
-  def probability(self) -> float:
-    """p(y|x)."""
-    total = self.log_likelihood
-    return 0.0 if total is None else math.exp(total)
-
-  def __repr__(self) -> str:
-    return f"<{self.text!r}: {self.answer!r} ({self.probability:.3g})>"
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the same as values that JSON can hold."""
-    return dataclasses.asdict(self)
-
-
-def explain(
-  run: TrainedRun, text: str, answer: str | None = None
-) -> Explanation:
+def explain(run: TrainedRun, text: str, answer: str | None = None) -> Result:
   """Explains what the run fills in, or answers.
 
   Args:
@@ -175,128 +63,78 @@ def explain(
     require_unicode(one, f"the text {one!r}")
   kind = kind_of(text)
   run.require_kind(kind)
-  figures = _of_sentence if kind == SENTENCE else _of_question
-  explained = Explanation(
-    text=text,
-    kind=kind,
-    model_dir=str(run.model_dir),
-    checkpoint=run.step,
-    snapshot=run.snapshot.step,
-    answer_is_given=answer is not None,
-    **figures(run, text, answer),
-  )
-  copies = [one.block.id for one in explained.candidates if one.contains_text]
-  if copies:
-    explained.notes.append(
+  explained = _of_sentence if kind == SENTENCE else _of_question
+  result, token_ids = explained(run, text, answer)
+  hits, notes, words = [], [*result.notes], run.vocabulary
+  for hit in result.hits:
+    is_copy = contains_text(
+      hit.block.body_token_ids, token_ids, words.mask_id, run.config.max_masks
+    )
+    hits.append(dataclasses.replace(hit, contains_text=is_copy))
+  if copies := [hit.block.id for hit in hits if hit.contains_text]:
+    notes.append(
       f"the sentence occurs word for word in {', '.join(copies)}: trivial "
       "retrieval, which training leaves out"
     )
-  return explained
+  return dataclasses.replace(result, hits=hits, notes=notes)
 
 
 def _of_question(
   run: TrainedRun, text: str, answer: str | None
-) -> dict[str, Any]:
+) -> tuple[Result, Sequence[int]]:
+  """Returns the answer to a question, and the question in wordpieces."""
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
   if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
-  (answered,) = ask(run, [text], answer=answer)
-  explained = answered.given
-  if answer is None and answered.answers:
-    explained = answered.answers[0]
-  candidates = []
-  for k, place in enumerate(answered.read):
-    block, of_block = answered.blocks[place], answered.retrieval_probability[k]
-    alone, share, given_block = answered.alone[k], None, 0.0
-    if explained is not None:
-      share = explained.shares[k]
-      given_block = explained.probability * share / of_block if share else 0.0
-    body = run.content(block.row).body_token_ids
-    candidates.append(
-      Candidate(
-        block=block,
-        probability=of_block,
-        log_likelihood=float(np.log(given_block)) if given_block else None,
-        share=share,
-        best=None
-        if alone is None
-        else Filling(
-          alone.text, alone.probability, start=alone.start, limit=alone.limit
-        ),
-        contains_text=contains_text(body, token_ids, words.mask_id, 1),
-      )
-    )
+  (result,) = ask(run, [text], answer=answer)
   notes = words.notes(text)
   if len(token_ids) > room:
     notes.append(
       f"the question has {len(token_ids)} wordpieces; the model reads the "
       f"first {room}"
     )
-  shown = answer or ("" if explained is None else explained.text)
-  if explained is None and shown:
+  if result.answer and not result.probability:
     notes.append(
-      f"no block that was read has the answer {shown!r}, so that p(y|x) is 0, "
-      "and shares are not defined"
+      f"no block that was read has the answer {result.answer!r}, so that "
+      "p(y|x) is 0, and shares are not defined"
     )
-  total = None if explained is None else float(np.log(explained.probability))
-  return {
-    "read": words.decode(token_ids[:room]),
-    "answer": shown,
-    "wordpieces": [words.pieces[i] for i in words.encode(shown)],
-    "log_likelihood": total,
-    "candidates": candidates,
-    "fillings": [
-      Filling(one.text, one.probability)
-      for one in answered.answers[: run.config.num_fillings]
-    ],
-    "notes": notes,
-  }
+  result = dataclasses.replace(
+    result,
+    answers=result.answers[: run.config.num_fillings],
+    notes=notes,
+    read=words.decode(token_ids[:room]),
+    wordpieces=[words.pieces[i] for i in words.encode(result.answer)],
+  )
+  return result, token_ids
 
 
 def _of_sentence(
   run: TrainedRun, text: str, answer: str | None
-) -> dict[str, Any]:
-  config, words = run.config, run.vocabulary
+) -> tuple[Result, Sequence[int]]:
+  """Returns what fills in a sentence, and the sentence in wordpieces."""
+  words = run.vocabulary
   masked = masked_query(run, text, answer)
-  found = read_masks(run, masked.query, masked.positions)
-  log_prior = found.log_prior
-  best_ids, by_candidate = best_fillings(found, config.num_fillings)
-  fillings = [
-    Filling(
-      masked.filling_text(words, token_ids),
-      float(np.exp(logsumexp(log_prior + own))),
-      float(np.exp(own[0])),
-    )
-    for token_ids, own in zip(best_ids.tolist(), by_candidate, strict=True)
-  ]
-  target_ids = masked.target_ids or best_ids[0].tolist()
-  by_token = found.log_probs[:, np.arange(len(target_ids)), target_ids]
-  totals = by_token.sum(axis=-1)
-  log_likelihood, shares, rewards = found.marginalize(totals)
-  candidates = []
-  for k, row in enumerate(found.rows.tolist()):
-    prior, alone = float(np.exp(log_prior[k])), found.log_probs[k]
-    likely = masked.filling_text(words, alone.argmax(axis=-1).tolist())
-    candidates.append(
-      Candidate(
-        block=run.block(row, float(found.scores[k]), prior),
-        probability=prior,
-        log_likelihood=float(totals[k]),
-        share=float(shares[k]),
-        best=Filling(likely, float(np.exp(alone.max(axis=-1).sum()))),
-        contains_text=row != NULL_ROW
-        and contains_text(
-          run.content(row).body_token_ids,
-          masked.token_ids,
-          words.mask_id,
-          config.max_masks,
-        ),
-        token_log_likelihoods=by_token[k].tolist(),
-        utility=float(totals[k] - totals[0]),
-        reward=float(rewards[k]),
+  reading = read_masks(run, masked.query, masked.positions)
+  best_ids, by_candidate = best_fillings(reading, run.config.num_fillings)
+  fillings = []
+  for token_ids, own in zip(best_ids.tolist(), by_candidate, strict=True):
+    total, shares = reading.marginalize(own)
+    fillings.append(
+      Answer(
+        masked.filling_text(words, token_ids),
+        math.exp(total),
+        total,
+        shares.tolist(),
+        without_retrieval=math.exp(own[0]),
       )
     )
+  target_ids = masked.target_ids or best_ids[0].tolist()
+  total, hits = _candidates(run, reading, target_ids)
+  for k, alone in enumerate(reading.log_probs):
+    likely = masked.filling_text(words, alone.argmax(axis=-1).tolist())
+    best = Answer(likely, math.exp(alone.max(axis=-1).sum()))
+    hits[k] = dataclasses.replace(hits[k], best=best)
   notes = words.notes(text.replace(MASK, " "))
   if masked.num_read < len(masked.token_ids):
     notes.append(
@@ -308,17 +146,41 @@ def _of_sentence(
       "the answer has words that the vocabulary lacks; the model reads them as "
       "[UNK]"
     )
-  return {
-    "read": words.decode(masked.query[1 : masked.num_read + 1].tolist()),
-    "answer": answer or fillings[0].text,
-    "wordpieces": [words.pieces[i] for i in target_ids],
-    "log_likelihood": log_likelihood,
-    "candidates": candidates,
-    "fillings": fillings,
-    "notes": notes,
-    "log_likelihood_null": float(totals[0]),
-    "utility": log_likelihood - float(totals[0]),
-  }
+  result = Result(
+    text=text,
+    kind=SENTENCE,
+    answer=answer or fillings[0].text,
+    probability=math.exp(total),
+    answers=fillings,
+    hits=hits,
+    source=run.source,
+    answer_is_given=answer is not None,
+    utility=total - sum(hits[0].token_log_likelihoods or ()),
+    notes=notes,
+    read=words.decode(masked.query[1 : masked.num_read + 1].tolist()),
+    wordpieces=[words.pieces[i] for i in target_ids],
+  )
+  return result, masked.token_ids
+
+
+def _candidates(
+  run: TrainedRun, reading: Reading, target_ids: Sequence[int]
+) -> tuple[float, list[Hit]]:
+  """Returns log p(y|x), and the candidates with their parts in it."""
+  by_token = reading.log_probs[:, np.arange(len(target_ids)), target_ids]
+  log_likelihoods = by_token.sum(axis=-1)
+  total, shares = reading.marginalize(log_likelihoods)
+  return total, [
+    dataclasses.replace(
+      hit,
+      weight=hit.probability,
+      likelihood=math.exp(log_likelihoods[k]),
+      share=float(shares[k]),
+      token_log_likelihoods=by_token[k].tolist(),
+      utility=float(log_likelihoods[k] - log_likelihoods[0]),
+    )
+    for k, hit in enumerate(run.hits(reading.rows, reading.scores))
+  ]
 
 
 def block_use(
@@ -371,22 +233,18 @@ def block_use(
       retrieved = run.search_as_trained(stage, batch).rows
       rows = stage.candidate_rows(batch, retrieved, context)[0]
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
-      read = read_masks(run, query, positions, rows=rows)
-      given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
-      _, shares, rewards = read.marginalize(given)
-      best = 1 + int(given[1:].argmax())
-      probability = float(shares[best] - rewards[best])
-      row, score = int(read.rows[best]), float(read.scores[best])
-      block = run.block(row, score, probability)
+      reading = read_masks(run, query, positions, rows=rows)
+      _, (_, *others) = _candidates(run, reading, targets.tolist())
+      best = max(others, key=lambda hit: hit.utility or 0.0)
       found.append(
         {
           "sentence": decode(query[query != 0][1:-1].tolist()),
           "answer": decode(targets.tolist()),
-          "block": block.id,
-          "title": block.title,
-          "probability": probability,
-          "utility": float(given[best] - given[0]),
-          "reward": float(rewards[best]),
+          "block": best.block.id,
+          "title": best.block.title,
+          "probability": best.probability,
+          "utility": best.utility,
+          "reward": best.reward,
         }
       )
       progress.advance()

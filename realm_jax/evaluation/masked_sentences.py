@@ -196,17 +196,15 @@ class Reading(NamedTuple):
 
   def marginalize(
     self, log_likelihoods: Float[np.ndarray, " k"]
-  ) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+  ) -> tuple[float, Float[np.ndarray, " k"]]:
     """Sums p(z|x) p(y|z,x) over the candidates, from log p(y|z,x).
 
     Returns:
-      log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum
-      0.
+      log p(y|x), and each candidate's share of it, with sum 1.
     """
     joint = self.log_prior + log_likelihoods
     total = float(logsumexp(joint))
-    shares = np.exp(joint - total)
-    return total, shares, shares - np.exp(self.log_prior)
+    return total, np.exp(joint - total)
 
 
 def read_masks(

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from realm_jax.api import LoadedRun
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
+from realm_jax.evaluation.encoding import block_tokens
 from realm_jax.models.components import embed_blocks
 
 # Columns by name: `text`, and of passages `title` and `body`.
@@ -53,13 +54,13 @@ class RunEncoder:
     run, words = self._run, self._run.vocabulary
     bodies = batch.get("body", batch["text"])
     titles = batch.get("title", [""] * len(bodies))
-    token_ids = np.zeros((len(bodies), run.config.block_length), np.int32)
-    room = run.config.block_length - NUM_SPECIAL_TOKENS
+    length = run.config.block_length
+    token_ids = np.zeros((len(bodies), length), np.int32)
+    room = length - NUM_SPECIAL_TOKENS
     for row, title, body in zip(token_ids, titles, bodies, strict=True):
       title = words.encode(title or "")[: room // 2]
       body = words.encode(body)[: room - len(title)]
-      block = [words.cls_id, *title, words.sep_id, *body, words.sep_id]
-      row[: len(block)] = block
+      row[:] = block_tokens(words, title, body, length)
     retriever, params = run.components.retriever, run.params["retriever"]
     return run.compute(embed_blocks, retriever, params, token_ids=token_ids)
 

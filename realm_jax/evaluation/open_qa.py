@@ -13,17 +13,17 @@ from jaxtyping import Int32
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.answered import answer_from_blocks
-from realm_jax.evaluation.ask import require_answering
+from realm_jax.evaluation.ask import answer_from_blocks, require_answering
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
   read_masks,
 )
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
+from realm_jax.evaluation.result import Hit
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import PREDICTIONS, RETRIEVED, Line
-from realm_jax.indexes.protocol import IndexConfig, SearchResult
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 
@@ -117,7 +117,7 @@ def _evaluate(
   """Writes a line for each question, and returns the figures of all.
 
   `completed` completes the lines of a batch, from the run, the token ids [b q],
-  the blocks that were found and the lines, which have these as evidence. If the
+  the blocks that were found and the lines, which have them as evidence. If the
   task drops questions, those after them move up in their rows, and some batches
   have a question before an earlier one; its position tells.
   """
@@ -162,8 +162,9 @@ def _evaluate(
       # Also rows that are not taken, so that one shape is compiled.
       token_ids = batch.arrays["query"]
       found = run.search(token_ids, config.num_searched)
-      retrieved = [*_with_evidence(run, found, questions)]
-      whole = completed(run, token_ids, found, retrieved)
+      hits = [*map(run.hits, found.rows, found.scores)]
+      retrieved = [*map(_with_evidence, hits, questions)]
+      whole = completed(run, token_ids, hits, retrieved)
       numbered = zip(batch.positions.tolist(), whole, strict=True)
       parts.add(dict(itertools.compress(numbered, is_taken)), [number + 1])
       progress.advance(int(is_taken.sum()))
@@ -182,46 +183,46 @@ def _evaluate(
 def _retrieved(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
+  hits: Sequence[Sequence[Hit]],
   lines: Sequence[Line],
 ) -> Sequence[Line]:
   """Returns the lines of `evaluate_retrieval`."""
-  del run, token_ids, found
+  del run, token_ids, hits
   return lines
 
 
 def _predictions(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
+  hits: Sequence[Sequence[Hit]],
   lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
   require_answering(run)
   is_bound = run.config.candidates == "gold"
-  lacks = [
-    [is_bound and not block["contains_answer"] for block in line["evidence"]]
-    for line in lines
-  ]
-  places = np.argsort(lacks, axis=1, kind="stable")[:, : run.config.num_read]
+  read = []
+  for line, retrieved in zip(lines, hits, strict=True):
+    lacks = [is_bound and not b["contains_answer"] for b in line["evidence"]]
+    order = np.argsort(lacks, kind="stable")[: run.config.num_read].tolist()
+    read.append([retrieved[place] for place in order])
   questions = [line["question"] for line in lines]
-  answered = answer_from_blocks(
-    run.require_reader(), run, questions, token_ids, found, places
+  results = answer_from_blocks(
+    run.require_reader(), run, questions, token_ids, read
   )
-  for line, one in zip(lines, answered, strict=True):
+  for line, result in zip(lines, results, strict=True):
     place: Figures | None = None
-    best = one.answers[0] if one.answers else None
+    best = result.answers[0] if result.answers else None
     if best is not None and (block := best.block) is not None:
       place = {
         "block": block.id,
         "start_byte": len(block.text[: best.start].encode()),
         "limit_byte": len(block.text[: best.limit].encode()),
-        "score": round(best.score, 6),
+        "score": best.score and round(best.score, 6),
         "probability": round(best.probability, 6),
       }
-    texts = [answer.text for answer in one.answers]
-    judged = _judged(line, texts, [one.blocks[k].id for k in one.read])
-    for own, answer in zip(judged["answers"], one.answers, strict=True):
+    texts = [answer.text for answer in result.answers]
+    judged = _judged(line, texts, [hit.block.id for hit in result.hits])
+    for own, answer in zip(judged["answers"], result.answers, strict=True):
       own["probability"] = round(answer.probability, 6)
     yield judged | {"answer": place}
 
@@ -229,50 +230,47 @@ def _predictions(
 def _fillings(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
+  hits: Sequence[Sequence[Hit]],
   lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
-  del token_ids, found
+  del token_ids, hits
   for line in lines:
     masked = masked_query(run, line["question"], line["references"][0])
     reading = read_masks(run, masked.query, masked.positions)
     best, _ = best_fillings(reading, run.config.num_fillings)
     texts = [masked.filling_text(run.vocabulary, ids) for ids in best.tolist()]
-    names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
+    names = [run.block(row).id for row in reading.rows[1:].tolist()]
     yield _judged(line, texts, names)
 
 
-def _with_evidence(
-  run: TrainedRun, found: SearchResult, questions: Sequence[Line]
-) -> Iterator[Line]:
-  """Yields questions with the blocks retrieved for them, best first.
+def _with_evidence(hits: Sequence[Hit], question: Line) -> Line:
+  """Returns a question with the blocks retrieved for it, best first.
 
   `contains_answer` is by words, and `contains_characters` as in Google's
   released ORQA. A pattern is searched for both in the same way.
   """
-  for i, question in enumerate(questions):
-    references, kind = question["references"], question["answer_kind"]
-    evidence = []
-    for block in run.blocks(found, i):
-      has_words = match.contains_answer(
-        block.text, references, kind=kind, language=run.corpus.language
-      )
-      has_characters = has_words
-      if kind == "string":
-        body = block.text.encode()
-        has_characters = match.contains_characters(body, references)
-      evidence.append(
-        {
-          "block": block.id,
-          "title": block.title,
-          "probability": round(block.probability, 6),
-          "score": round(block.score, 6),
-          "contains_answer": has_words,
-          "contains_characters": has_characters,
-        }
-      )
-    yield {**question, "evidence": evidence}
+  references, kind = question["references"], question["answer_kind"]
+  evidence = []
+  for hit in hits:
+    text = hit.block.text
+    has_words = match.contains_answer(
+      text, references, kind=kind, language=question["language"]
+    )
+    has_characters = has_words
+    if kind == "string":
+      has_characters = match.contains_characters(text.encode(), references)
+    evidence.append(
+      {
+        "block": hit.block.id,
+        "title": hit.block.title,
+        "probability": round(hit.probability, 6),
+        "score": round(hit.score, 6),
+        "contains_answer": has_words,
+        "contains_characters": has_characters,
+      }
+    )
+  return {**question, "evidence": evidence}
 
 
 def _judged(

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float32, Int, Int32
+from jaxtyping import Bool, Float, Float32, Int, Int32
 from scipy.special import softmax
 
 from realm_jax.checkpoints.store import (
@@ -29,15 +29,21 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.filters import Where, allowed_rows
-from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
-from realm_jax.corpus.store import Block as CorpusBlock
+from realm_jax.corpus.store import (
+  NULL_BLOCK,
+  NULL_ROW,
+  Block,
+  Corpus,
+  require_block_length,
+)
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.encoding import (
-  EditedBlock,
   EditError,
+  block_tokens,
   edited_block,
   encode_queries,
 )
+from realm_jax.evaluation.result import Hit
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -141,31 +147,6 @@ class RunConfig:
     require_valid(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class RetrievedBlock:
-  """A block that was retrieved for a query.
-
-  Attributes:
-    row: Row in the corpus; −1 of the null block, whose texts are empty.
-    id: `document id:ordinal`, which stays the same when the corpus is updated.
-    title: Title of its document.
-    text: Text of the block.
-    url: URL of the document; empty if the corpus has none.
-    fields: Other fields of the document that the corpus keeps.
-    score: f(x, z), times the retriever's scale.
-    probability: The retriever's p(z|x), over the blocks that were retrieved.
-  """
-
-  row: int
-  id: str
-  title: str
-  text: str
-  url: str
-  fields: Mapping[str, Any]
-  score: float
-  probability: float
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedRun:
   """A checkpoint's parameters on this process's devices, and what it searches.
@@ -181,6 +162,7 @@ class TrainedRun:
     open_snapshot: Function that returns the snapshot, loaded once.
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
+    edited_vectors: Their vectors, as the snapshot would store them.
     hidden: Rows that no search finds.
     allowed: Whether a search may find each row; None lets it find all.
   """
@@ -195,7 +177,10 @@ class TrainedRun:
   newest_corpus: Corpus
   open_snapshot: Callable[[], Snapshot]
   max_batch: int = MAX_BATCH
-  edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
+  edits: Mapping[int, Block] = dataclasses.field(default_factory=dict)
+  edited_vectors: Mapping[int, np.ndarray] = dataclasses.field(
+    default_factory=dict
+  )
   hidden: frozenset[int] = frozenset()
   allowed: Bool[np.ndarray, " N"] | None = None
 
@@ -471,7 +456,7 @@ class TrainedRun:
     is_left_out = ~allowed[rows] | np.isin(rows, [*self.edits])
     scores = np.where(is_left_out, -np.inf, scores)
     if own := [row for row in self.edits if allowed[row]]:
-      edited = np.stack([self.edits[row].vector for row in own])
+      edited = np.stack([self.edited_vectors[row] for row in own])
       repeated = np.tile(np.array(own, rows.dtype), (len(rows), 1))
       rows = np.concatenate([rows, repeated], axis=1)
       scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
@@ -492,7 +477,7 @@ class TrainedRun:
       stored = self.snapshot.vectors(own)
       for place, row in enumerate(own.tolist()):
         if row in self.edits:
-          stored[place] = self.edits[row].vector
+          stored[place] = self.edited_vectors[row]
       scores[:, start : start + size] = vectors @ stored.T
     scale = np.float32(self.components.retriever.score_scale)
     found = in_order(np.tile(rows, (len(vectors), 1)), scale * scores)
@@ -540,31 +525,42 @@ class TrainedRun:
     found = self._in_batches(find, (token_ids, vectors))
     return SearchResult(*found), vectors
 
-  def blocks(self, found: SearchResult, query: int) -> list[RetrievedBlock]:
-    """Returns the blocks of one query, with their texts."""
-    rows, scores = found.rows[query].tolist(), found.scores[query].tolist()
+  def hits(
+    self,
+    rows: Int[np.ndarray, " k"],
+    scores: Float[np.ndarray, " k"],
+  ) -> list[Hit]:
+    """Returns what was found for a query, of a `SearchResult`."""
     probabilities = softmax(np.float64(scores)).tolist()
-    return [*map(self.block, rows, scores, probabilities)]
+    blocks = map(self.block, rows.tolist())
+    return [*map(Hit, blocks, scores.tolist(), probabilities)]
 
-  def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
-    """Returns a block with its texts, its score and its probability."""
+  def block(self, row: int) -> Block:
+    """Returns a block of the corpus, the edited one if it is edited."""
     if row == NULL_ROW:
-      return RetrievedBlock(row, "", "", "", "", {}, score, probability)
-    block = self.corpus.block(row)
-    text = self.content(row).body
-    named = block.name, block.title, text, block.url, block.fields
-    return RetrievedBlock(row, *named, score, probability)
-
-  def content(self, row: int) -> CorpusBlock | EditedBlock:
-    """Returns a block with its `body`, `body_token_ids` and `byte_ranges`."""
+      return NULL_BLOCK
     return self.edits.get(row) or self.corpus.block(row)
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
-    tokens = self.corpus.gather(rows, self.config.block_length)
+    length = self.config.block_length
+    tokens = self.corpus.gather(rows, length)
     for row, block in self.edits.items():
-      tokens[rows == row] = block.tokens
+      if (is_row := rows == row).any():
+        title = block.token_ids[: block.title_length].tolist()
+        tokens[is_row] = block_tokens(
+          self.vocabulary, title, block.body_token_ids.tolist(), length
+        )
     return tokens
+
+  @property
+  def source(self) -> dict[str, Any]:
+    """Names the run and its state, for what it answers."""
+    return {
+      "model_dir": str(self.model_dir),
+      "checkpoint": self.step,
+      "snapshot": self.snapshot.step,
+    }
 
   @property
   def can_edit(self) -> bool:
@@ -594,32 +590,27 @@ class TrainedRun:
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
-    made = [
-      edited_block(
-        self.vocabulary,
-        self.corpus.block(row),
-        text,
-        block_length=self.corpus.block_length,
-        padded_length=self.config.block_length,
+    made = {
+      row: edited_block(
+        self.vocabulary, self.corpus.block(row), text, self.corpus.block_length
       )
       for row, text in texts.items()
-    ]
-    if made:
-      vectors = self.compute(
-        embed_blocks,
-        self.components.retriever,
-        self.params["retriever"],
-        token_ids=np.stack([block.tokens for block in made]),
-      )
-      # As a snapshot stores them.
-      stored = vectors.astype(self.snapshot.embeddings.dtype)
-      vectors = stored.astype(np.float32)
-      made = [
-        block._replace(vector=vector)
-        for block, vector in zip(made, vectors, strict=True)
-      ]
-    edits = {**self.edits, **dict(zip(texts, made, strict=True))}
-    return dataclasses.replace(self, edits=edits, hidden=frozenset(hidden))
+    }
+    run = dataclasses.replace(
+      self, edits={**self.edits, **made}, hidden=frozenset(hidden)
+    )
+    if not made:
+      return run
+    vectors = self.compute(
+      embed_blocks,
+      self.components.retriever,
+      self.params["retriever"],
+      token_ids=run.gather(np.array([*made])),
+    )
+    # As a snapshot stores them.
+    stored = vectors.astype(self.snapshot.embeddings.dtype).astype(np.float32)
+    vectors = {**self.edited_vectors, **dict(zip(made, stored, strict=True))}
+    return dataclasses.replace(run, edited_vectors=vectors)
 
   def filtered(self: AnyRun, where: Where) -> AnyRun:
     """Returns this run, whose searches find what a filter lets through.

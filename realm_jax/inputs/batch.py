@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -13,6 +13,17 @@ from realm_jax.errors import RealmError
 
 # The position of a row that only fills up a batch.
 FILLER = -1
+
+
+# An example's features by name: arrays, and numpy's scalars and texts.
+Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
+
+
+class FeatureSpec(NamedTuple):
+  """The shape of a feature, whose first axis may be None, and its type."""
+
+  shape: Sequence[int | None]
+  dtype: type[np.generic] | type[object]
 
 
 class TaskError(RealmError):

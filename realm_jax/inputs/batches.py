@@ -7,14 +7,23 @@ A process reads its own rows of the global batch and no others; see
 import collections
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 from jaxtyping import Int64
 
-from realm_jax.inputs.batch import FILLER, Batch, TaskError
+from realm_jax.inputs.batch import (
+  FILLER,
+  Batch,
+  Example,
+  FeatureSpec,
+  TaskError,
+)
 from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.examples import Example, ExampleStream
+from realm_jax.inputs.question_files import TASKS, QuestionExamples
+
+if TYPE_CHECKING:
+  from realm_jax.inputs.examples import ExampleStream
 
 
 def _padded(
@@ -61,14 +70,23 @@ def stream_batches(
   """
   if positions is None:
     positions = np.arange(config.batch_size)
-  stream = ExampleStream(
-    config, positions=positions, shuffle=shuffle, repeat=repeat
-  )
+  is_plain = config.task in TASKS and "realm_jax.tasks" in config.task_modules
+  if is_plain and not (shuffle or repeat):
+    stream = QuestionExamples(config, positions)
+  else:
+    # It needs seqio, which is the extra `train`.
+    from realm_jax.inputs.examples import ExampleStream
+
+    stream = ExampleStream(
+      config, positions=positions, shuffle=shuffle, repeat=repeat
+    )
   return _batches(stream, config, positions)
 
 
 def _batches(
-  stream: ExampleStream, config: DataConfig, positions: Int64[np.ndarray, " b"]
+  stream: "ExampleStream | QuestionExamples",
+  config: DataConfig,
+  positions: Int64[np.ndarray, " b"],
 ) -> Generator[Batch, None, None]:
   size = config.batch_size
   queues = {
@@ -95,7 +113,7 @@ def _batches(
 
 def _joined(
   examples: Sequence[Example],
-  spec: Mapping[str, tf.TensorSpec],
+  spec: Mapping[str, FeatureSpec],
   config: DataConfig,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """Returns the arrays of a batch, and what stays on the host."""
@@ -112,7 +130,7 @@ def _joined(
           f"and {limit} is its limit; raise it (QUERY_LENGTH, BLOCK_LENGTH, "
           "MAX_MASKS or OTHER_LENGTHS), or let a preprocessor cut the feature"
         )
-    dtype = feature.dtype.as_numpy_dtype
-    features = host if None in shape or dtype is object else arrays
-    features[name] = _padded(values, shape, dtype)
+    is_of_host = None in shape or feature.dtype is object
+    features = host if is_of_host else arrays
+    features[name] = _padded(values, shape, feature.dtype)
   return arrays, host

@@ -61,7 +61,7 @@ def _lines(
     if name == "source_id":
       if (row := int(corpus.rows_of(value))) >= 0:
         block = corpus.block(row)
-        yield "source", f"{block.title} ({block.name})"
+        yield "source", f"{block.title} ({block.id})"
     elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
       yield name, _words(value, pieces, hidden if name == "query" else {})
     elif name == "answer_tokens":

@@ -16,7 +16,6 @@ import pkgutil
 import threading
 import zlib
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import seqio
@@ -25,14 +24,12 @@ from absl import logging
 from jaxtyping import Int64
 
 from realm_jax.configuration.kept import NotImported
+from realm_jax.inputs.batch import Example, FeatureSpec
 from realm_jax.inputs.config import DataConfig, TaskError, task_context
 from realm_jax.inputs.sources import RECORDS_PER_LOOKUP, RecordReader, hashes
 
 # Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
-
-# An example's features by name: arrays, and numpy's scalars and texts.
-Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 
 
 def _import_tasks(module_name: str) -> None:
@@ -147,13 +144,11 @@ class ExampleStream:
   def _open(self, task: seqio.Task, *, shuffle: bool) -> RecordReader:
     """Opens the records of a task, and logs what is wrong with them."""
     source, split, seed = task.source, self._config.split, self._config.seed
-    if split not in source.splits:
-      known = ", ".join(source.splits) or (
-        "those of question_files: none; give a file of questions (show_task "
-        "--questions, or QUESTIONS or TRAIN_QUESTIONS of a run)"
-      )
+    # One that has none reads files, and says which.
+    if source.splits and split not in source.splits:
       raise TaskError(
-        f"task {task.name!r} has no split {split!r}, only {known}"
+        f"task {task.name!r} has no split {split!r}, only "
+        f"{', '.join(source.splits)}"
       )
     if task.requires_caching:
       raise TaskError(
@@ -170,9 +165,12 @@ class ExampleStream:
     return reader
 
   @property
-  def spec(self) -> Mapping[str, tf.TensorSpec]:
-    """The types and shapes of the examples; raises as iterating does."""
-    return self._examples.element_spec
+  def spec(self) -> Mapping[str, FeatureSpec]:
+    """The shapes and types of the examples; raises as iterating does."""
+    return {
+      name: FeatureSpec([*spec.shape], spec.dtype.as_numpy_dtype)
+      for name, spec in self._examples.element_spec.items()
+    }
 
   @tf.autograph.experimental.do_not_convert
   def _requested(self) -> tf.data.Dataset:

@@ -21,8 +21,8 @@ from etils import epath
 from realm_jax.answers.match import AnswerKind
 from realm_jax.inputs import seqio_rows
 from realm_jax.inputs.config import TFDS, TaskError, current_context
-from realm_jax.inputs.question_files import Question
-from realm_jax.inputs.questions import QuestionRecords, QuestionSource
+from realm_jax.inputs.question_files import Question, QuestionRecords
+from realm_jax.inputs.questions import QuestionSource
 
 # All training questions, where published files do not set a tenth aside.
 TRAIN_AND_DEV = "train+dev"

@@ -1,22 +1,35 @@
 """Questions with their answers, in JSON Lines.
 
-A file may be compressed (.gz, .bz2, .xz, .zst). To read it needs no seqio.
+A file may be compressed (.gz, .bz2, .xz, .zst). To read it, and to evaluate
+with it, needs neither seqio nor TensorFlow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+from absl import logging
 from etils import epath
+from jaxtyping import Int, Int64
 
+from realm_jax.answers.match import AnswerKind
+from realm_jax.answers.patterns import compiled
 from realm_jax.errors import RealmError
-from realm_jax.inputs.batch import TaskError
+from realm_jax.inputs.batch import Example, FeatureSpec, TaskError
+from realm_jax.inputs.config import DataConfig, current_context, task_context
 from realm_jax.storage.json_files import (
   JsonValue,
   read_object,
   require_unicode,
 )
 from realm_jax.storage.line_files import lines_of
+from realm_jax.text.wordpieces import MASK
 
+# The tasks of the run's files, and what their answers are.
+TASKS: Mapping[str, AnswerKind] = {
+  "open_qa": "string",
+  "open_qa_regex": "regex",
+}
 _MAX_LISTED = 5
 WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
@@ -91,3 +104,149 @@ def read_json_lines(
       yield question._replace(question_id=name)
   if complaints:
     raise TaskError(f"{path}, {listed(complaints)}; {WANTED}")
+
+
+class QuestionRecords:
+  """The questions of one split, each with an id, in memory."""
+
+  def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
+    self.questions, self._answer_kind = questions, answer_kind
+    self._context = current_context()
+
+  @property
+  def spec(self) -> Mapping[str, Any]:
+    """The types and shapes of a record, for tf.data."""
+    import tensorflow as tf
+
+    return {
+      "question": tf.TensorSpec((), tf.string),
+      "question_tokens": tf.TensorSpec((None,), tf.int32),
+      "answers": tf.TensorSpec((None,), tf.string),
+      "answer_tokens": tf.TensorSpec((None, None), tf.int32),
+      "question_id": tf.TensorSpec((), tf.string),
+    }
+
+  def __len__(self) -> int:
+    return len(self.questions)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Returns questions by their number, as texts and as tokens.
+
+    The tokens of a question's answers are int32[a, w], padded with 0 to the
+    longest answer of all these questions. A pattern has none.
+    """
+    questions = [self.questions[index] for index in indices.tolist()]
+    words = self._context.corpus.vocabulary
+    texts = [answer for q in questions for answer in q.answers]
+    if self._answer_kind == "regex":
+      texts = [""] * len(texts)
+    tokens = words.tokenize_with_offsets(texts)
+    lengths = np.diff(tokens.row_offsets)
+    padded = np.zeros((len(texts), lengths.max(initial=0)), np.int32)
+    is_token = np.arange(padded.shape[1]) < lengths[:, np.newaxis]
+    padded[is_token] = tokens.token_ids
+    limits = np.cumsum([len(q.answers) for q in questions])
+    return {
+      "question": [q.question.encode() for q in questions],
+      "question_tokens": [words.encode_masked(q.question) for q in questions],
+      "answer_tokens": np.split(padded, limits[:-1]),
+      "answers": [
+        np.array([answer.encode() for answer in q.answers], object)
+        for q in questions
+      ],
+      "question_id": [q.question_id.encode() for q in questions],
+    }
+
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    """Describes questions that will not be used or scored as they stand."""
+    found, num_words = [], lengths["query"] - 2
+    # One wordpiece, as a mark is.
+    texts = [q.question.replace(MASK, ".") for q in self.questions]
+    tokens = self._context.corpus.vocabulary.tokenize_with_offsets(texts)
+    sizes = np.diff(tokens.row_offsets)
+    if cut := np.flatnonzero(sizes > num_words).tolist():
+      named = [f"{self.questions[i].question_id} ({sizes[i]})" for i in cut]
+      found.append(
+        f"{len(cut):,} of {len(self):,} questions have more than {num_words} "
+        f"wordpieces and are cut; raise QUERY_LENGTH to {sizes.max() + 2} for "
+        f"all: {listed(named)}"
+      )
+    unusable = []
+    for _, answers, name in self.questions:
+      patterns = answers if self._answer_kind == "regex" else ()
+      reasons = {text: compiled(text).problem for text in patterns}
+      if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:
+        unusable.append(f"{name} ({', '.join(bad)})")
+      elif not any(answer.strip() for answer in answers):
+        unusable.append(name)
+    if unusable:
+      found.append(
+        f"{len(unusable):,} questions have no answer, or one that is no valid "
+        "pattern and matches nothing; without any other, a question teaches "
+        f"nothing and is scored as wrong: {listed(unusable)}"
+      )
+    return found
+
+
+def read_split(
+  split: str, answer_kind: AnswerKind, to_question: ToQuestion = read_question
+) -> QuestionRecords:
+  """Reads a whole file of the run, so that bad lines are known at the start.
+
+  Raises:
+    TaskError: A line is not a question, or there is none; or the run has no
+      file for the split.
+    FileNotFoundError: The file is missing.
+  """
+  files = current_context().question_files
+  if split not in files:
+    raise TaskError(
+      f"there is no file of questions for the split {split!r}, only for "
+      f"{', '.join(files) or 'none'}; give one (show_task --questions, or "
+      "QUESTIONS or TRAIN_QUESTIONS of a run)"
+    )
+  path = epath.Path(files[split])
+  questions = list(read_json_lines(path, to_question))
+  if not questions:
+    raise TaskError(f"{path} has no line; {WANTED}")
+  return QuestionRecords(questions, answer_kind)
+
+
+class QuestionExamples:
+  """The examples of `TASKS` in the order of the file, as seqio gives them.
+
+  Args:
+    config: Data of the run, of one of `TASKS`.
+    positions: For each row of this process, its first question.
+  """
+
+  spec: Mapping[str, FeatureSpec] = {
+    "position": FeatureSpec((), np.int64),
+    "query": FeatureSpec((None,), np.int32),
+    "question": FeatureSpec((), object),
+    "question_id": FeatureSpec((), object),
+    "answers": FeatureSpec((None,), object),
+    "answer_tokens": FeatureSpec((None, None), np.int32),
+    "answer_kind": FeatureSpec((), object),
+  }
+
+  def __init__(self, config: DataConfig, positions: Int64[np.ndarray, " b"]):
+    self._config, self._kind = config, TASKS[config.task]
+    with task_context(config):
+      self._records = read_split(config.split, self._kind)
+    rows = (
+      np.arange(p, len(self._records), config.batch_size) for p in positions
+    )
+    self._positions = np.sort(np.concatenate([*rows]))
+    for problem in self._records.problems(config.lengths):
+      logging.warning("%s: %s", *config.question_paths, problem)
+
+  def __iter__(self) -> Iterator[Example]:
+    words, length = self._config.corpus.vocabulary, self._config.query_length
+    for position in self._positions:
+      found = self._records.lookup(position[np.newaxis])
+      record = {name: values[0] for name, values in found.items()}
+      token_ids = record.pop("question_tokens")[: length - 2]
+      query = np.array([words.cls_id, *token_ids, words.sep_id])
+      kind = self._kind.encode()
+      yield record | {"position": position, "query": query, "answer_kind": kind}

@@ -170,6 +170,17 @@ class SpanReader(Reader, Protocol):
   def separator_id(self) -> int: ...
 
 
+# The next evaluation in a process need not trace an equal module again.
+@functools.lru_cache(maxsize=64)
+def _abstract_parameters(
+  module: Component, query_length: int, block_length: int
+) -> PyTree[jax.ShapeDtypeStruct]:
+  init = functools.partial(
+    module.init_parameters, query_length=query_length, block_length=block_length
+  )
+  return meta.unbox(jax.eval_shape(init, jax.random.key(0)))
+
+
 class Components(Mapping[str, Any]):
   """The modules of a run by name, such as `retriever` and `reader`.
 
@@ -239,14 +250,8 @@ class Components(Mapping[str, Any]):
     self, *, query_length: int, block_length: int
   ) -> dict[str, PyTree[jax.ShapeDtypeStruct]]:
     """Returns the shapes and types of the parameters by component."""
-    lengths = {"query_length": query_length, "block_length": block_length}
     return {
-      name: meta.unbox(
-        jax.eval_shape(
-          functools.partial(module.init_parameters, **lengths),
-          jax.random.key(0),
-        )
-      )
+      name: _abstract_parameters(module, query_length, block_length)
       for name, module in self.items()
     }
 

@@ -31,8 +31,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
-from realm_jax.serving.service import RequestError, Service
-from realm_jax.serving.turns import FullError, GoneError, OfTexts, Turns
+from realm_jax.serving.service import RequestError, Service, checked
+from realm_jax.serving.turns import NoTurnError, OfTexts, Turns
 
 _HEADERS = {
   # The page takes nothing from anywhere else, and runs no script of its text.
@@ -47,12 +47,10 @@ _HEADERS = {
   "cache-control": "no-store",
 }
 _BACKLOG = 256
-_RETRY_SECONDS = 2
-# Bounds of a request: its bytes, the characters of a question or a sentence and
-# of an edited block, the number of edited blocks, and for programs the number
-# of texts, of blocks for each, and of all blocks.
+# Bounds of a request: its bytes, the characters of an edited block, the number
+# of edited blocks, and for programs the number of texts, of blocks for each,
+# and of all blocks.
 MAX_BYTES = 2 << 20
-MAX_CHARACTERS = 2000
 MAX_EDIT_CHARACTERS = 10_000
 MAX_EDITS = 16
 MAX_TEXTS = 4096
@@ -116,8 +114,7 @@ class PageApp:
       exception_handlers={
         RealmError: _refused,
         HTTPException: _refused,
-        FullError: _full,
-        GoneError: _gone,
+        NoTurnError: _refused,
         Exception: _failed,
       },
       lifespan=self._serving,
@@ -190,7 +187,7 @@ class PageApp:
 
   async def _explain(self, request: Request) -> Response:
     fields = await _fields(request, "text")
-    text, edits = _checked(fields["text"]).strip(), fields.get("edits", [])
+    text, edits = checked(fields["text"]).strip(), fields.get("edits", [])
     if not text:
       raise RequestError(
         "there is nothing to ask; write a question or a sentence"
@@ -208,36 +205,38 @@ class PageApp:
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
-    texts, where = fields["queries"], _filter(fields)
-    if not {"topk", "return_scores"} & fields.keys():
-      k = _number_of_blocks("k", fields.get("k"))
-      retrieve = functools.partial(self._service.retrieve, k=k, where=where)
-      key = "retrieve", k, json.dumps(where)
-      return await self._results(
-        request, retrieve, texts, key, name="query", per_text=k
-      )
-    # The protocol of Search-R1.
-    if "k" in fields:
+    # With one of these, it speaks the protocol of Search-R1.
+    is_of_search_r1 = bool({"topk", "return_scores"} & fields.keys())
+    if is_of_search_r1 and "k" in fields:
       raise RequestError(
         "k and topk or return_scores are of two forms of this request; leave "
         "one out"
       )
-    k = _number_of_blocks("topk", fields.get("topk"))
+    name = "topk" if is_of_search_r1 else "k"
+    k, where = _number_of_blocks(name, fields.get(name)), _filter(fields)
     scores = fields.get("return_scores") or False
     if not isinstance(scores, bool):
       raise RequestError(f"return_scores={scores!r}; want true or false")
-    find = functools.partial(
-      self._service.documents, k=k, where=where, return_scores=scores
+    find: OfTexts = functools.partial(self._service.retrieve, k=k, where=where)
+    if is_of_search_r1:
+      find = functools.partial(
+        self._service.documents, k=k, where=where, return_scores=scores
+      )
+    return await self._results(
+      request,
+      find,
+      fields["queries"],
+      (name, k, scores, json.dumps(where)),
+      name="result" if is_of_search_r1 else "results",
+      per_text=k,
     )
-    key = "documents", k, scores, json.dumps(where)
-    return await self._results(request, find, texts, key, per_text=k)
 
   async def _answer(self, request: Request) -> Response:
     fields = await _fields(request, "questions")
     texts, where = fields["questions"], _filter(fields)
     answer = functools.partial(self._service.answer, where=where)
     key = "ask", json.dumps(where)
-    return await self._results(request, answer, texts, key, name="question")
+    return await self._results(request, answer, texts, key)
 
   async def _results(
     self,
@@ -246,14 +245,12 @@ class PageApp:
     texts: Any,
     key: Hashable,
     *,
-    name: str | None = None,
+    name: str = "results",
     per_text: int = _BLOCKS_PER_QUESTION,
   ) -> Response:
-    """Answers a program: a result for each text.
+    """Answers a program: in the field `name`, a result for each text.
 
-    One that is no text, or too long, has an error as its result, in whose field
-    `name` the text is; without a name, it has an empty list. `per_text` blocks
-    are retrieved for each.
+    `per_text` blocks are retrieved for each.
     """
     most = min(MAX_TEXTS, MAX_RETRIEVED // per_text)
     if not isinstance(texts, list) or not 1 <= len(texts) <= most:
@@ -261,27 +258,11 @@ class PageApp:
         f"want a list of 1 to {most} texts, where {per_text} blocks are "
         "retrieved for each; send them in several requests"
       )
-    good: list[str] = []
-    refused: dict[int, bytes] = {}
-    for number, text in enumerate(texts):
-      try:
-        good.append(_checked(text))
-      except RequestError as error:
-        told = {name: text, "error": str(error)} if name else []
-        refused[number] = json.dumps(told).encode()
-    cost = len(good) * per_text
-    computed: list[bytes] = []
-    if good:
-      computed = await self._turns.compute(
-        function, good, key, cost, is_gone=request.is_disconnected
-      )
-    found = iter(computed)
-    content = b'{"%s": [%s]}' % (
-      b"results" if name else b"result",
-      b", ".join(
-        refused.get(number) or next(found) for number in range(len(texts))
-      ),
+    cost = len(texts) * per_text
+    computed = await self._turns.compute(
+      function, texts, key, cost, is_gone=request.is_disconnected
     )
+    content = b'{"%s": [%s]}' % (name.encode(), b", ".join(computed))
     return Response(content, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:
@@ -348,7 +329,7 @@ def _texts_of_blocks(blocks: Any) -> dict[str, str]:
   """Returns the texts of blocks by the names of the blocks."""
   try:
     return {
-      _checked(block["id"]): _checked(block["text"], MAX_EDIT_CHARACTERS)
+      checked(block["id"]): checked(block["text"], MAX_EDIT_CHARACTERS)
       for block in blocks
     }
   except (KeyError, TypeError) as error:
@@ -358,44 +339,15 @@ def _texts_of_blocks(blocks: Any) -> dict[str, str]:
     ) from None
 
 
-def _checked(text: Any, most: int = MAX_CHARACTERS) -> str:
-  if not isinstance(text, str):
-    raise RequestError(f"{text!r} is no string")
-  if len(text) > most:
-    raise RequestError(
-      f"a text has {len(text):,} characters; at most {most:,} are read: "
-      "shorten it"
-    )
-  # JSON can write what is no character, and what would end a C string.
-  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
-    raise RequestError(
-      "a text has a character that no text has (U+0000, or half of a "
-      "surrogate pair); remove it"
-    )
-  return text
-
-
 async def _refused(request: Request, error: Exception) -> Response:
   del request
+  if isinstance(error, NoTurnError):
+    error = HTTPException(*error.args)
   if isinstance(error, HTTPException):
     return JSONResponse(
       {"error": error.detail}, error.status_code, error.headers
     )
   return JSONResponse({"error": str(error)}, 400)
-
-
-async def _full(request: Request, error: Exception) -> Response:
-  del request, error
-  text = "too many requests wait; try again in a moment"
-  return JSONResponse(
-    {"error": text}, 503, {"retry-after": str(_RETRY_SECONDS)}
-  )
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-  # Nobody reads it; logs know the code of nginx.
-  del request, error
-  return Response(status_code=499)
 
 
 async def _never() -> bool:

@@ -3,10 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from realm_jax.answers.match import exact_match
 from realm_jax.answers.spans import find_token_spans
@@ -16,8 +17,9 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.encoding import EditError
-from realm_jax.evaluation.explain import Candidate, Explanation, explain
+from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.masked_sentences import kind_of
+from realm_jax.evaluation.result import Hit, Result
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
@@ -28,6 +30,8 @@ from realm_jax.settings import Asked
 
 # Blocks that may have another text in memory than in the corpus.
 MAX_UPDATES = 256
+# Characters of a question or a sentence.
+MAX_CHARACTERS = 2000
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
@@ -105,7 +109,7 @@ class Service:
     for kind, run in self.runs.items():
       self.explain(_WARM_UP[kind])
       if run.can_edit:
-        first = run.corpus.block(0).name
+        first = run.corpus.block(0).id
         self.explain(_WARM_UP[kind], {first: "A text of a few words."})
 
   def run_for(self, kind: Asked) -> TrainedRun:
@@ -116,7 +120,7 @@ class Service:
     return runs[kind]
 
   def retrieve(
-    self, texts: Sequence[str], k: int, where: Where | None = None
+    self, texts: Sequence[Any], k: int, where: Where | None = None
   ) -> Iterator[dict[str, Any]]:
     """Yields the k best blocks that a filter lets through for each text.
 
@@ -124,21 +128,19 @@ class Service:
     for has an `error`.
     """
     run = self._run if where is None else self._run.filtered(where)
-    token_ids, refused = run.encode_each(texts)
-    good = [number for number in range(len(texts)) if number not in refused]
-    found = run.search(token_ids[good], k) if good else None
-    places = iter(range(len(good)))
-    for number, text in enumerate(texts):
-      if number in refused:
-        yield {"query": text, "error": str(refused[number])}
-        continue
-      assert found is not None
-      blocks = run.blocks(found, next(places))
-      yield {"query": text, "blocks": [*map(vars, blocks)], **_source(run)}
+
+    def blocks(
+      token_ids: Int32[np.ndarray, "n q"], _: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+      found = run.search(token_ids, k)
+      for hits in map(run.hits, found.rows, found.scores):
+        yield {"blocks": [hit.json() for hit in hits], **_source(run)}
+
+    return _each(run, texts, "query", blocks)
 
   def documents(
     self,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     k: int,
     where: Where | None = None,
     *,
@@ -158,7 +160,7 @@ class Service:
       yield found
 
   def answer(
-    self, texts: Sequence[str], where: Where | None = None
+    self, texts: Sequence[Any], where: Where | None = None
   ) -> Iterator[dict[str, Any]]:
     """Yields answers to questions, from what a filter lets through.
 
@@ -167,26 +169,14 @@ class Service:
     """
     run = self.run_for(QUESTION)
     run = run if where is None else run.filtered(where)
-    token_ids, refused = run.encode_each(texts)
-    good = [number for number in range(len(texts)) if number not in refused]
-    asked = [texts[number] for number in good]
-    answered = iter(ask(run, asked, token_ids=token_ids[good]))
-    for number, text in enumerate(texts):
-      if number in refused:
-        yield {"question": text, "error": str(refused[number])}
-        continue
-      one = next(answered)
-      yield {
-        "question": one.question,
-        "answer": one.text,
-        "probability": one.probability,
-        "answers": [
-          answer._asdict() | {"block": answer.block and answer.block.id}
-          for answer in one.answers
-        ],
-        "blocks": [vars(one.blocks[place]) for place in one.read],
-        **_source(run),
-      }
+    return _each(
+      run,
+      texts,
+      "question",
+      lambda token_ids, good: (
+        result.json() for result in ask(run, good, token_ids=token_ids)
+      ),
+    )
 
   def update(self, texts: Mapping[str, str]) -> dict[str, Any]:
     """Changes the texts of blocks for all clients, until the service ends.
@@ -237,31 +227,79 @@ class Service:
     run = self.run_for(kind_of(text))
     texts = _edits(run, edits or {})
     edited = run.edited(texts)
-    explained = explain(edited, text)
-    told = explained.to_json()
-    for one, candidate in zip(
-      told["candidates"], explained.candidates, strict=True
-    ):
-      row = candidate.block.row
-      one["is_edited"] = row in edited.edits
-      one["segments"] = _segments(edited, explained, candidate)
-      one["around"] = _around(edited, row)
-    without = _without(run, explained, texts)
+    result = explain(edited, text)
+    told = result.json()
+    for block, hit in zip(told["blocks"], result.hits, strict=True):
+      block["is_edited"] = hit.block.row in edited.edits
+      block["segments"] = _segments(edited, result.answer, hit)
+      block["around"] = _around(edited, hit.block.row)
+    without = _without(run, result, texts)
     return {**told, "without": without, "run": _about(run)}
 
 
+def checked(text: Any, most: int = MAX_CHARACTERS) -> str:
+  """Returns what was sent if it is a text, or raises `RequestError`."""
+  if not isinstance(text, str):
+    raise RequestError(f"{text!r} is no string")
+  if len(text) > most:
+    raise RequestError(
+      f"a text has {len(text):,} characters; at most {most:,} are read: "
+      "shorten it"
+    )
+  # JSON can write what is no character, and what would end a C string.
+  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
+    raise RequestError(
+      "a text has a character that no text has (U+0000, or half of a "
+      "surrogate pair); remove it"
+    )
+  return text
+
+
+def _each(
+  run: TrainedRun,
+  texts: Sequence[Any],
+  name: str,
+  function: Callable[
+    [Int32[np.ndarray, "n q"], Sequence[str]], Iterable[dict[str, Any]]
+  ],
+) -> Iterator[dict[str, Any]]:
+  """Yields what a function makes of each text, with the text by its name.
+
+  The function takes the tokens and the texts of those that can be searched for;
+  another text has an `error`.
+  """
+  refused: dict[int, RealmError] = {}
+  for number, text in enumerate(texts):
+    try:
+      checked(text)
+    except RequestError as error:
+      refused[number] = error
+  token_ids, unknown = run.encode_each(
+    ["" if number in refused else text for number, text in enumerate(texts)]
+  )
+  refused = unknown | refused
+  good = [number for number in range(len(texts)) if number not in refused]
+  told = iter(function(token_ids[good], [texts[number] for number in good]))
+  for number, text in enumerate(texts):
+    if number in refused:
+      # What is no text may be infinite, which JSON cannot hold.
+      shown = text if isinstance(text, str) else None
+      yield {name: shown, "error": str(refused[number])}
+    else:
+      yield {name: text, **next(told)}
+
+
 def _about(run: TrainedRun) -> dict[str, Any]:
-  snapshot = run.snapshot
   return {
-    "model_dir": str(run.model_dir),
-    **_source(run),
-    "index": snapshot.index.kind,
-    "num_blocks": snapshot.num_blocks,
+    **run.source,
+    "index": run.snapshot.index.kind,
+    "num_blocks": run.snapshot.num_blocks,
     "can_edit": run.can_edit,
   }
 
 
 def _source(run: TrainedRun) -> dict[str, int]:
+  """Names what a run answers with, and no file."""
   return {"checkpoint": run.step, "snapshot": run.snapshot.step}
 
 
@@ -278,7 +316,7 @@ def _edits(
     number = int(ordinal) if ordinal.isdecimal() else -1
     known = block_id(run.corpus.name, document, number)
     row = int(run.corpus.rows_of(np.int64(known)))
-    if row >= 0 and text.strip() != run.content(row).body.strip():
+    if row >= 0 and text.strip() != run.block(row).text.strip():
       edits[row] = text
     if row < 0 and not missing_ok:
       raise EditError(
@@ -289,31 +327,30 @@ def _edits(
 
 
 def _without(
-  run: TrainedRun, explained: Explanation, texts: Mapping[int, str]
+  run: TrainedRun, result: Result, texts: Mapping[int, str]
 ) -> dict[str, Any] | None:
   """Returns the filling by the null block, which is what is left to read.
 
   Of a question, it is the answer from all blocks but the one that gives most of
   the answer, in the run with these texts.
   """
-  null = explained.candidates[0].best
-  if explained.kind == SENTENCE and null is not None:
+  null = result.hits[0].best
+  if result.kind == SENTENCE and null is not None:
     return {
       "left_out": None,
       "answer": null.text,
       "probability": null.probability,
-      "same": null.text == explained.answer,
+      "same": null.text == result.answer,
     }
-  candidates = [one for one in explained.candidates if one.share]
-  if not candidates or len(explained.candidates) == 1:
+  best = max(result.hits, key=lambda hit: hit.share or 0.0)
+  if not best.share or len(result.hits) == 1:
     return None
-  best = max(candidates, key=lambda one: one.share or 0.0).block
-  other = explain(run.edited(texts, hidden=[best.row]), explained.text)
+  other = explain(run.edited(texts, hidden=[best.block.row]), result.text)
   return {
-    "left_out": best.title or best.id,
+    "left_out": best.block.title or best.block.id,
     "answer": other.answer,
     "probability": other.probability,
-    "same": exact_match(other.answer, explained.answer, run.corpus.language),
+    "same": exact_match(other.answer, result.answer, run.corpus.language),
   }
 
 
@@ -321,35 +358,30 @@ def _around(run: TrainedRun, row: int) -> list[str | None]:
   """Returns the texts before and after a block in its document."""
   if row == NULL_ROW:
     return []
-  document = run.corpus.block(row).document_id
+  others = range(run.corpus.num_blocks)
+  document = run.block(row).document_id
   return [
-    run.content(other).body
-    if 0 <= other < run.corpus.num_blocks
-    and run.corpus.block(other).document_id == document
+    run.block(other).text
+    if other in others and run.block(other).document_id == document
     else None
     for other in (row - 1, row + 1)
   ]
 
 
-def _segments(
-  run: TrainedRun, explained: Explanation, candidate: Candidate
-) -> list[dict[str, str]]:
-  """Returns the body of a block in pieces, which joined are its whole text.
+def _segments(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, str]]:
+  """Returns the text of a block in pieces, which joined are its whole text.
 
   A piece has a mark: "answer" for an occurrence of the answer, "said" for what
   the reader would say of this block alone, or "". Words are compared by their
   wordpieces, so capitals and accents do not matter.
   """
-  best = candidate.best
-  if not candidate.block.id:
-    return []
-  block, words = run.content(candidate.block.row), run.vocabulary
-  text, token_ids = block.body, block.body_token_ids
-  wanted, body = explained.answer.split(" | "), text.encode()
+  block, best, words = hit.block, hit.best, run.vocabulary
+  token_ids, body = block.body_token_ids, block.text.encode()
+  wanted = answer.split(" | ")
   marks = np.full(len(body), "", "U6")
   if best is not None and best.start is not None:
     first, limit = (
-      len(text[:place].encode()) for place in (best.start, best.limit)
+      len(block.text[:place].encode()) for place in (best.start, best.limit)
     )
     marks[first:limit] = "said"
     if any(exact_match(best.text, one, run.corpus.language) for one in wanted):

@@ -12,19 +12,16 @@ import anyio.to_thread
 
 # Blocks that one turn retrieves for requests that wait together.
 _BLOCKS_PER_TURN = 1 << 15
+_RETRY_SECONDS = 2
 
-# From all texts to a result for each.
-OfTexts = Callable[[Sequence[str]], Iterable[Any]]
+# From all texts, or what was sent for them, to a result for each.
+OfTexts = Callable[[Sequence[Any]], Iterable[Any]]
 # Whether the client of a request has gone.
 IsGone = Callable[[], Awaitable[bool]]
 
 
-class FullError(Exception):
-  """Too many requests wait."""
-
-
-class GoneError(Exception):
-  """The client has gone before its turn came."""
+class NoTurnError(Exception):
+  """A request gets no turn; the arguments are those of an HTTPException."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +34,7 @@ class _Waiting:
 
   key: Hashable
   function: OfTexts
-  texts: Sequence[str]
+  texts: Sequence[Any]
   cost: int
   is_gone: IsGone
   result: asyncio.Future[list[bytes]]
@@ -78,7 +75,7 @@ class Turns:
   async def compute(
     self,
     function: OfTexts,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     key: Hashable,
     cost: int = 1,
     *,
@@ -89,11 +86,14 @@ class Turns:
     A turn computes requests that wait under the same key, up to a cost.
 
     Raises:
-      FullError: Too many requests wait.
-      GoneError: The client has gone meanwhile.
+      NoTurnError: Too many requests wait, or the client has gone meanwhile.
     """
     if len(self) >= self._max_waiting:
-      raise FullError
+      raise NoTurnError(
+        503,
+        "too many requests wait; try again in a moment",
+        {"retry-after": str(_RETRY_SECONDS)},
+      )
     result = asyncio.get_running_loop().create_future()
     self._waiting.append(_Waiting(key, function, texts, cost, is_gone, result))
     if self._worker is None or self._worker.done():
@@ -107,7 +107,8 @@ class Turns:
         if await request.is_gone():
           self._waiting.remove(request)
           if not request.result.done():
-            request.result.set_exception(GoneError())
+            # Nobody reads it; logs know the code of nginx.
+            request.result.set_exception(NoTurnError(499, "gone"))
       if not (turn := self._next()):
         continue
       texts = [text for request in turn for text in request.texts]
@@ -140,13 +141,15 @@ class Turns:
     self._waiting = [one for one in self._waiting if one not in turn]
     return turn
 
-  def _rendered(self, function: OfTexts, texts: Sequence[str]) -> list[bytes]:
+  def _rendered(self, function: OfTexts, texts: Sequence[Any]) -> list[bytes]:
     """Returns results as JSON; it runs in a thread."""
     self.is_computing = True
     try:
-      return [
-        json.dumps(one, ensure_ascii=False, allow_nan=False).encode()
+      rendered = (
+        json.dumps(one, ensure_ascii=False, allow_nan=False)
         for one in function(texts)
-      ]
+      )
+      # A wrong text that is told again may have half of a surrogate pair.
+      return [one.encode(errors="backslashreplace") for one in rendered]
     finally:
       self.is_computing = False

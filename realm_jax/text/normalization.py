@@ -12,21 +12,24 @@ Every normalizer maps one character at a time. So a table of Unicode holds all
 of it, and gives the place in the original text of each normalized character.
 (Marks and punctuation that are newer than Unicode 8 are read by their present
 properties. Hugging Face's tokenizers know an older Unicode.)
+
+`tensorflow_text` does what TensorFlow Text 2.20 does, which knows much of
+Unicode 16. Python 3.11 to 3.13 know 14 to 15.1. `_NEWER` has the characters in
+between, so that every Python gives the same tokens.
 """
 
 import dataclasses
 import functools
 import itertools
+import string
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import regex
-import tensorflow as tf
-import tensorflow_text as tf_text
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 
 from realm_jax.errors import RealmError
 from realm_jax.settings import require_valid
@@ -37,6 +40,8 @@ _IGNORED = regex.compile(
 )
 # Marks that can be seen, such as accents.
 _DRAWN_MARK = regex.compile(r"(?!\p{DI})\p{M}")
+# What nobody sees, and NFKC case folding removes.
+_UNSEEN = regex.compile(r"\p{DI}")
 _UTF32 = "utf-32-le"
 # All characters except ideographs and private planes, and those among them that
 # may change: asking a normalizer about every character takes a second.
@@ -50,6 +55,57 @@ _RANGES = (
 _CHANGEABLE = regex.compile(
   r"[\p{M}\p{Z}\p{Cc}\p{Cf}\p{Co}\p{DI}\p{NFKD_QC=No}\p{CWCF}\p{CWL}\ufffd]"
 )
+# What characters are to words: a part, an end, or a whole one.
+_LETTER, _SPACE, _WORD = range(3)
+_WHITE = regex.compile(r"\p{White_Space}")
+# Characters that are words of their own: punctuation and, in ASCII, symbols. Of
+# Unicode 17, TensorFlow Text knows no punctuation.
+_ALONE = regex.compile(r"(?![\u2e60-\u2e63\U00010ed0])[\p{P}!-/:-@\[-`{-~]")
+# So are BERT's "Chinese characters".
+_IDEOGRAPHS = (
+  *((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00)),
+  *((0x20000, 0x2A6E0), (0x2A700, 0x2CEB0), (0x2F800, 0x2FA20)),
+)
+# What `tensorflow_text` makes of characters that are newer than Unicode 14,
+# from each code point on.
+_NEWER: Mapping[int, Sequence[str]] = {
+  0xECE: [""],
+  0x1C89: "\u1c8a",
+  0xA7CB: "\u0264\ua7cd",
+  0xA7DA: "\ua7db",
+  0xA7DC: "\u019b",
+  0x105C9: "\U000105d2",
+  0x105E4: "\U000105da",
+  0x10D50: [*map(chr, range(0x10D70, 0x10D86))],
+  0x10EFD: [""] * 3,
+  0x11241: [""],
+  0x11383: ["\U00011382\U000113c9"],
+  0x11385: ["\U00011384\U000113bb"],
+  0x1138E: ["\U0001138b\U000113c2"],
+  0x11391: ["\U00011390\U000113c9"],
+  0x113C5: ["\U000113c2\U000113c2"],
+  0x113C7: ["\U000113c2\U000113b8", "\U000113c2\U000113c9"],
+  0x11F00: [""] * 2,
+  0x11F36: [""] * 5,
+  0x11F40: [""],
+  0x11F42: [""],
+  0x13439: [*" " * 7, ""],
+  0x13447: [""] * 15,
+  0x16121: [
+    *("\U0001611e\U0001611e", "\U0001611e\U00016129"),
+    *("\U0001611e\U0001611f", "\U00016129\U0001611f"),
+    *("\U0001611e\U00016120", "\U0001611e\U0001611e\U0001611f"),
+    *("\U0001611e\U00016129\U0001611f", "\U0001611e\U0001611e\U00016120"),
+  ],
+  0x16D68: [
+    *("\U00016d67\U00016d67", "\U00016d63\U00016d67"),
+    "\U00016d63\U00016d67\U00016d67",
+  ],
+  0x1CCD6: string.ascii_lowercase + string.digits,
+  0x1E030: "абвгдежзиклмопрстуфхцчшыэюꚉәіјөүӏабвгдежзиклопсуфхцчшъыґіѕџҫꙑұ",
+  0x1E08F: [""],
+  0x1E4EC: [""] * 4,
+}
 
 Normalizer = Literal["bert", "tensorflow_text"]
 
@@ -92,18 +148,39 @@ class Normalization:
 
 
 class NormalizedTexts(NamedTuple):
-  """Normalized texts, and where their bytes come from.
+  """Normalized texts end to end, and where their characters come from.
 
   Attributes:
-    texts: The normalized texts in UTF-8.
-    sources: For each byte of these texts, one after the other, the bytes
-      (start, limit) of its own original text that became its character. They
-      include accents that were removed, and neither begin nor end with
-      characters that nobody sees.
+    codes: Code points of all normalized texts; those of text i are
+      `codes[bounds[i] : bounds[i + 1]]`.
+    bounds: Where each text begins, and where the last one ends.
+    starts, limits: For each code point, the bytes of all original texts, end to
+      end in UTF-8, that became it. They include accents that were removed, and
+      neither begin nor end with characters that nobody sees.
+    text_starts: For each text, the byte at which the original one begins.
   """
 
-  texts: Sequence[bytes]
-  sources: Int[np.ndarray, "b 2"]
+  codes: Int[np.ndarray, " c"]
+  bounds: Int[np.ndarray, " n+1"]
+  starts: Int[np.ndarray, " c"]
+  limits: Int[np.ndarray, " c"]
+  text_starts: Int[np.ndarray, " n"]
+
+  def words(
+    self,
+  ) -> tuple[list[str], Int[np.ndarray, " w"], Int[np.ndarray, " w"]]:
+    """Returns the words, with the first code points of each and their limits.
+
+    Words end at white space, punctuation, ideographs and the ends of texts.
+    """
+    kinds = _kinds()[self.codes]
+    is_cut = np.ones(len(kinds) + 1, bool)
+    is_cut[1:-1] = (kinds[1:] | kinds[:-1]) != _LETTER
+    is_cut[self.bounds] = True
+    starts = np.flatnonzero((kinds != _SPACE) & is_cut[:-1])
+    limits = np.flatnonzero((kinds != _SPACE) & is_cut[1:]) + 1
+    spaced = np.insert(self.codes, starts, ord(" "))
+    return spaced.tobytes().decode(_UTF32).split(), starts, limits
 
 
 class CharacterTable:
@@ -116,7 +193,7 @@ class CharacterTable:
     # one, or the place of several among `_values`.
     self._sizes = np.ones(sys.maxunicode + 1, np.int32)
     self._first = np.arange(sys.maxunicode + 1, dtype=np.int32)
-    self._values = _codes([*changes.values()])
+    self._values = _codes("".join(changes.values()))
     first = np.cumsum([0, *lengths], dtype=np.int32)[:-1]
     self._sizes[[*changes]] = lengths
     is_one = np.array(lengths) == 1
@@ -130,45 +207,23 @@ class CharacterTable:
 
   def normalize(self, texts: Sequence[str]) -> NormalizedTexts:
     """Normalizes texts, which must have no lone surrogates."""
-    codes = _codes(texts)
-    text_bounds = np.cumsum([0, *map(len, texts)])
-    byte_bounds = np.append(0, np.cumsum(_utf8_sizes(codes)))
-    own_start = np.repeat(byte_bounds[text_bounds[:-1]], np.diff(text_bounds))
-    ranges = np.stack([byte_bounds[:-1], byte_bounds[1:]], axis=1)
-    ranges -= own_start[:, None]
+    joined = "".join(texts)
+    codes, positions = _codes(joined), byte_positions(joined)
+    bounds = np.cumsum([0, *map(len, texts)])
+    text_starts = positions[bounds[:-1]]
+    starts, limits = positions[:-1], positions[1:]
     values, sizes = self._first[codes], self._sizes[codes]
     if (sizes != 1).any():
       marks = np.flatnonzero(self._is_removed_mark[codes])
-      _add_removed_marks(ranges, marks, sizes, text_bounds)
-      bounds = np.append(0, np.cumsum(sizes))
+      limits = _with_removed_marks(limits, marks, sizes, bounds)
+      ends = np.append(0, np.cumsum(sizes))
       source = np.repeat(np.arange(len(codes)), sizes)
-      values, ranges = values[source], ranges[source]
+      values, starts, limits = values[source], starts[source], limits[source]
       several = np.flatnonzero(sizes[source] > 1)
-      place = several - bounds[source[several]]
+      place = several - ends[source[several]]
       values[several] = self._values[values[several] + place]
-      text_bounds = bounds[text_bounds]
-    joined = values.astype("<u4").tobytes().decode(_UTF32)
-    limits = text_bounds.tolist()
-    return NormalizedTexts(
-      [joined[a:b].encode() for a, b in itertools.pairwise(limits)],
-      np.repeat(ranges, _utf8_sizes(values), axis=0),
-    )
-
-  def normalize_tf(self, texts: tf.Tensor) -> tf.Tensor:
-    """Normalizes a vector of texts in a graph of TensorFlow."""
-    decoded = tf.strings.unicode_decode(texts, "UTF-8")
-    first, sizes = (
-      tf.gather(tf.constant(table), decoded.values)
-      for table in (self._first, self._sizes)
-    )
-    places = tf.ragged.range(first, first + sizes)
-    is_place = tf.repeat(sizes > 1, sizes)
-    values = tf.gather(
-      tf.constant(self._values), tf.where(is_place, places.values, 0)
-    )
-    mapped = places.with_values(tf.where(is_place, values, places.values))
-    by_text = decoded.with_values(mapped).merge_dims(1, 2)
-    return tf.strings.unicode_encode(by_text, "UTF-8")
+      bounds = ends[bounds]
+    return NormalizedTexts(values, bounds, starts, limits, text_starts)
 
 
 @functools.cache
@@ -179,19 +234,35 @@ def character_table(normalization: Normalization) -> CharacterTable:
 
 def _changes(normalization: Normalization) -> dict[int, str]:
   """Returns what each character becomes that does not stay the same."""
-  codes = itertools.chain.from_iterable(itertools.starmap(range, _RANGES))
-  characters = _CHANGEABLE.findall("".join(map(chr, codes)))
-  if normalization.normalizer == "tensorflow_text":
-    normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
-    texts = [t.decode() for t in normalizer.normalize(characters).numpy()]
-  else:
-    texts = [_as_bert(c, normalization) for c in characters]
-  pairs = zip(characters, texts, strict=True)
-  changes = {ord(c): text for c, text in pairs if text != c}
-  if normalization.normalizer == "bert":
+  characters = _CHANGEABLE.findall(_characters())
+  is_bert = normalization.normalizer == "bert"
+  changes = {
+    ord(c): _as_bert(c, normalization) if is_bert else _as_tensorflow_text(c)
+    for c in characters
+  }
+  if is_bert:
     # Two planes are for private use alone.
     changes |= dict.fromkeys(range(0xF0000, sys.maxunicode + 1), "")
-  return changes
+  else:
+    for first, texts in _NEWER.items():
+      changes |= dict(enumerate(texts, start=first))
+  return {code: text for code, text in changes.items() if text != chr(code)}
+
+
+def _as_tensorflow_text(character: str) -> str:
+  """Returns what TensorFlow Text's `FastBertNormalizer` makes of a character.
+
+  It folds case by NFKC, decomposes by NFD, and removes accents.
+  """
+  text = character
+  for _ in range(2):
+    text = _UNSEEN.sub("", unicodedata.normalize("NFKC", text).casefold())
+  # The white space of Ogham stays: in some fonts it is drawn.
+  is_blank = unicodedata.category(character) in ("Cc", "Cf", "Zs")
+  if is_blank and text not in ("", "\u1680"):
+    return " "
+  parts = unicodedata.normalize("NFD", text)
+  return "".join(c for c in parts if unicodedata.category(c) != "Mn")
 
 
 def _as_bert(character: str, normalization: Normalization) -> str:
@@ -208,29 +279,47 @@ def _as_bert(character: str, normalization: Normalization) -> str:
   return character
 
 
-def _codes(texts: Sequence[str]) -> Int[np.ndarray, " c"]:
-  """Returns the code points of all characters of texts."""
-  joined = "".join(texts).encode(_UTF32)
-  return np.frombuffer(joined, "<u4").astype(np.int32)
+@functools.cache
+def _kinds() -> UInt8[np.ndarray, " u"]:
+  """Returns what each character is to a word: see `NormalizedTexts.words`."""
+  kinds = np.full(sys.maxunicode + 1, _LETTER, np.uint8)
+  for pattern, kind in ((_WHITE, _SPACE), (_ALONE, _WORD)):
+    kinds[[ord(c) for c in pattern.findall(_characters())]] = kind
+  for start, limit in _IDEOGRAPHS:
+    kinds[start:limit] = _WORD
+  return kinds
 
 
-def _utf8_sizes(codes: Int[np.ndarray, " c"]) -> Int[np.ndarray, " c"]:
-  sizes = (codes > 0x7F).astype(np.int32)
-  sizes += codes > 0x7FF
-  sizes += codes > 0xFFFF
-  return sizes + 1
+@functools.cache
+def _characters() -> str:
+  codes = itertools.starmap(range, _RANGES)
+  return "".join(map(chr, itertools.chain.from_iterable(codes)))
 
 
-def _add_removed_marks(
-  ranges: Int[np.ndarray, "c 2"],
+def _codes(text: str) -> Int[np.ndarray, " c"]:
+  """Returns the code points of a text."""
+  return np.frombuffer(text.encode(_UTF32), "<u4").astype(np.int32)
+
+
+def byte_positions(text: str) -> Int[np.ndarray, " bounds"]:
+  """Returns the UTF-8 byte of each character's start, and the total length."""
+  encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
+  starts = np.flatnonzero((encoded & 0xC0) != 0x80)
+  return np.append(starts, len(encoded))
+
+
+def _with_removed_marks(
+  limits: Int[np.ndarray, " c"],
   marks: Int[np.ndarray, " m"],
   sizes: Int[np.ndarray, " c"],
-  text_bounds: Int[np.ndarray, " bounds"],
-) -> None:
-  """Extends characters' ranges by the `marks` after them that are removed."""
+  bounds: Int[np.ndarray, " bounds"],
+) -> Int[np.ndarray, " c"]:
+  """Returns characters' limits after the removed `marks` that follow them."""
   kept = np.where(sizes > 0, np.arange(len(sizes)), -1)
   last_kept = np.maximum.accumulate(kept)[marks]
-  text = np.searchsorted(text_bounds, marks, side="right") - 1
-  is_own = last_kept >= text_bounds[text]
+  text = np.searchsorted(bounds, marks, side="right") - 1
+  is_own = last_kept >= bounds[text]
   # Marks are in order, so that the last one of a character decides.
-  ranges[last_kept[is_own], 1] = ranges[marks[is_own], 1]
+  limits = limits.copy()
+  limits[last_kept[is_own]] = limits[marks[is_own]]
+  return limits

@@ -35,8 +35,8 @@ from realm_jax.text.languages import (
   UNSPACED,
   UNSPACED_CHARACTER,
 )
+from realm_jax.text.normalization import byte_positions
 from realm_jax.text.salient_spans import Span
-from realm_jax.text.sentences import byte_positions
 
 # Bytes of text that phrases are counted in; of more text, a sample.
 SAMPLE_BYTES = 8 << 20

@@ -23,7 +23,8 @@ import regex
 
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import ENGLISH
-from realm_jax.text.sentences import byte_positions, sentence_characters
+from realm_jax.text.normalization import byte_positions
+from realm_jax.text.sentences import sentence_characters
 
 
 class Span(NamedTuple):

@@ -17,13 +17,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from jaxtyping import Int
-
 # Compiled from Rust, so it comes without types.
 from sentencex import segment  # type: ignore
 
 from realm_jax.text.languages import ENGLISH
+from realm_jax.text.normalization import byte_positions
 
 THAI = "th"
 # Languages that sentencex does not split: Tibetan, Dzongkha, Khmer, Lao, Thai.
@@ -40,13 +38,6 @@ def splits_thai() -> bool:
   """Returns whether PyThaiNLP is installed with what splits sentences."""
   names = ("pythainlp", "pycrfsuite")
   return all(importlib.util.find_spec(name) is not None for name in names)
-
-
-def byte_positions(text: str) -> Int[np.ndarray, " bounds"]:
-  """Returns the UTF-8 byte of each character's start, and the total length."""
-  encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
-  starts = np.flatnonzero((encoded & 0xC0) != 0x80)
-  return np.append(starts, len(encoded))
 
 
 def sentence_characters(

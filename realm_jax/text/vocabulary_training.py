@@ -7,8 +7,6 @@ import itertools
 import string
 from collections.abc import Iterable
 
-import tensorflow as tf
-import tensorflow_text as tf_text
 from absl import logging
 from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
@@ -19,7 +17,6 @@ from realm_jax.text.wordpieces import (
   CONTINUATION,
   LONGEST_WORD,
   SPECIAL_PIECES,
-  UNK,
   VocabularyError,
 )
 
@@ -129,28 +126,18 @@ def _count_words(
 ) -> collections.Counter[str]:
   """Counts normalized words, split as the tokenizer splits them."""
   table = character_table(Normalization.of(cased=cased))
-  # A vocabulary may not be empty. So each word becomes one piece, "A" or [UNK].
-  splitter = tf_text.FastWordpieceTokenizer(
-    vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
-  )
-  counts: collections.Counter[bytes] = collections.Counter()
+  counts = collections.Counter[str]()
   remaining = iter(texts)
   while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
-    normalized = table.normalize(batch).texts
-    _, starts, limits = splitter.tokenize_with_offsets(normalized)
-    for text, text_starts, text_limits in zip(
-      normalized, starts.to_list(), limits.to_list(), strict=True
-    ):
-      counts.update(map(text.__getitem__, map(slice, text_starts, text_limits)))
+    counts.update(table.normalize(batch).words()[0])
     rarest = 0
     while len(counts) > _MOST_WORDS:
       rarest += 1
       kept = {word: n for word, n in counts.items() if n > rarest}
       counts = collections.Counter(kept)
-  words = collections.Counter({w.decode(): n for w, n in counts.items()})
   for piece in SPECIAL_PIECES:
-    words.pop(piece, None)
-  return words
+    counts.pop(piece, None)
+  return counts
 
 
 def _learnable(

@@ -1,4 +1,4 @@
-"""Wordpieces, by TensorFlow Text.
+"""Wordpieces of BERT, and where they are in a text.
 
 `WordpieceVocabulary` normalizes text (`normalization`), splits it at white
 space, punctuation and ideographs, and takes the longest known pieces, as BERT
@@ -12,28 +12,26 @@ shown as it was written. `vocabulary_files` reads and writes vocabularies, and
 
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_text as tf_text
 from jaxtyping import Bool, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import script
 from realm_jax.text.normalization import Normalization, character_table
 
-# As in realm_jax.inputs, jax uses the devices, also if a corpus is built beside
-# a trainer.
-tf.config.set_visible_devices([], "GPU")
-
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
 LONGEST_WORD = 100
+# Words whose pieces are remembered, about 200 bytes each. Few others are in a
+# text, so that almost no word is split twice.
+_REMEMBERED_WORDS = 1 << 17
 
 
 class VocabularyError(RealmError):
@@ -73,20 +71,17 @@ class WordpieceVocabulary:
   ):
     self.pieces = tuple(pieces)
     self.normalization = normalization or guess_normalization(self.pieces)
-    ids = {piece: index for index, piece in enumerate(self.pieces)}
-    self.unk_id, self.mask_id = ids[UNK], ids[MASK]
-    self.cls_id, self.sep_id = ids[CLS], ids[SEP]
+    self._ids = {piece: index for index, piece in enumerate(self.pieces)}
+    self.unk_id, self.mask_id = self._ids[UNK], self._ids[MASK]
+    self.cls_id, self.sep_id = self._ids[CLS], self._ids[SEP]
     self._table = character_table(self.normalization)
-    self._tokenizer = tf_text.FastWordpieceTokenizer(
-      vocab=self.pieces,
-      token_out_type=tf.int32,
-      unknown_token=UNK,
-      # In UTF-8.
-      max_bytes_per_word=4 * LONGEST_WORD,
-    )
+    sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
+    self._num_characters = np.array(sizes)
+    self._longest_piece = max(sizes)
+    self._pieces_of = functools.lru_cache(_REMEMBERED_WORDS)(self._split)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # TensorFlow's tokenizer cannot be pickled.
+    # Another process makes the tables, and remembers words, itself.
     return WordpieceVocabulary, (self.pieces, self.normalization)
 
   @property
@@ -111,11 +106,6 @@ class WordpieceVocabulary:
     """Whether each piece continues a word."""
     return np.array([p.startswith(CONTINUATION) for p in self.pieces])
 
-  @functools.cached_property
-  def _num_characters(self) -> Int[np.ndarray, " v"]:
-    sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
-    return np.array(sizes, np.int32)
-
   @property
   def vocab_size(self) -> int:
     """The number of pieces."""
@@ -125,34 +115,28 @@ class WordpieceVocabulary:
     """Returns the token ids of a text."""
     return self.tokenize_with_offsets([text]).token_ids.tolist()
 
-  def encode_tf(self, texts: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-    """Returns the token ids of a text, or a row of them for each of several."""
-    if texts.shape.rank == 0:  # TensorFlow Text fails on a scalar.
-      return self.encode_tf(texts[tf.newaxis])[0]
-    found = self._tokenizer.tokenize(self._table.normalize_tf(texts))
-    token_ids, is_kept = self._without_long_words(found.flat_values)
-    return tf.ragged.boolean_mask(
-      found.with_flat_values(token_ids), found.with_flat_values(is_kept)
-    )
+  def _split(self, word: str) -> Sequence[int]:
+    """Returns the longest known pieces of a word, or [UNK]."""
+    token_ids, start, prefix = list[int](), 0, ""
+    if len(word) > LONGEST_WORD:
+      return [self.unk_id]
+    while start < len(word):
+      for limit in range(
+        min(len(word), start + self._longest_piece), start, -1
+      ):
+        token = self._ids.get(prefix + word[start:limit])
+        if token is not None:
+          break
+      else:
+        return [self.unk_id]
+      token_ids.append(token)
+      start, prefix = limit, CONTINUATION
+    return token_ids
 
-  def _without_long_words(
-    self, token_ids: Int[tf.Tensor, " t"]
-  ) -> tuple[Int[tf.Tensor, " t"], Bool[tf.Tensor, " t"]]:
-    """Replaces words of over 100 characters by [UNK].
-
-    Also returns which tokens are kept: of such a word, the first one.
-    """
-    is_first = ~tf.gather(tf.constant(self.is_continuation), token_ids)
-    word = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
-    sizes = tf.gather(tf.constant(self._num_characters), token_ids)
-    is_long = tf.gather(tf.math.segment_sum(sizes, word), word) > LONGEST_WORD
-    return tf.where(is_long, self.unk_id, token_ids), is_first | ~is_long
-
-  def encode_masked_tf(self, text: tf.Tensor) -> tf.Tensor:
+  def encode_masked(self, text: str) -> list[int]:
     """Encodes a text in which `[MASK]` is the special piece, not a word."""
-    parts = self.encode_tf(tf.strings.split([text], MASK)[0])
-    masks = tf.fill([parts.nrows(), 1], self.mask_id)
-    return tf.concat([parts, masks], axis=1).flat_values[:-1]
+    parts = [[*self.encode(part), self.mask_id] for part in text.split(MASK)]
+    return [*itertools.chain.from_iterable(parts)][:-1]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the words of token ids, without padding."""
@@ -161,26 +145,25 @@ class WordpieceVocabulary:
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
-    normalized, sources = self._table.normalize(texts)
-    ids, starts, limits = self._tokenizer.tokenize_with_offsets(
-      tf.constant(normalized, tf.string)
+    normalized = self._table.normalize(texts)
+    words, starts, limits = normalized.words()
+    pieces = [*map(self._pieces_of, words)]
+    num_pieces = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    token_ids = np.fromiter(itertools.chain.from_iterable(pieces), np.int32)
+    # Tokens stand end to end within words. [UNK] is the whole of its word.
+    sizes, word_sizes = self._num_characters[token_ids], limits - starts
+    unknown = np.flatnonzero(token_ids == self.unk_id)
+    sizes[unknown] = np.repeat(word_sizes, num_pieces)[unknown]
+    last = np.cumsum(sizes)
+    last += np.repeat(limits - np.cumsum(word_sizes), num_pieces)
+    first = last - sizes
+    row_offsets = np.searchsorted(first, normalized.bounds)
+    byte_ranges = np.stack(
+      [normalized.starts[first], normalized.limits[last - 1]], axis=1
     )
-    row_offsets = np.asarray(ids.row_splits)
-    # The bytes where tokens begin and end in all normalized texts.
-    text_starts = np.cumsum([0, *map(len, normalized)])[:-1]
-    text_start = np.repeat(text_starts, np.diff(row_offsets))
-    first = text_start + starts.flat_values
-    last = text_start + limits.flat_values - 1
-    byte_ranges = np.stack([sources[first, 0], sources[last, 1]], axis=1)
-    token_ids, is_kept = self._without_long_words(ids.flat_values)
-    kept = np.flatnonzero(is_kept)
-    # A word that becomes one token ends where its last piece did.
-    last = np.append(kept, len(byte_ranges))[1:] - 1
-    return Tokens(
-      np.asarray(token_ids)[kept],
-      np.searchsorted(kept, row_offsets),
-      np.stack([byte_ranges[kept, 0], byte_ranges[last, 1]], axis=1),
-    )
+    text_starts = np.repeat(normalized.text_starts, np.diff(row_offsets))
+    byte_ranges -= text_starts[:, np.newaxis]
+    return Tokens(token_ids, row_offsets, byte_ranges)
 
   def notes(self, text: str) -> list[str]:
     """Returns a sentence on the words of a text that are `[UNK]`, if any."""

@@ -18,8 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import google_crc32c
 from etils import epath
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 
 from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import atomic_text_file
@@ -70,6 +68,8 @@ class EventFile(Records):
     )
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
     values = [Summary.Value(tag=n, simple_value=x) for n, x in scalars.items()]
     self.add(_event(step=step, summary=Summary(value=values)))
 
@@ -84,6 +84,9 @@ def _event(**fields: Any) -> bytes:
   tensorboard's own `RecordWriter` computes these in Python: for 25 metrics a
   step then takes 0.23 ms, and so 0.07 ms.
   """
+  # The extra `train` brings it, and other commands read this module.
+  from tensorboard.compat.proto.event_pb2 import Event
+
   data = Event(wall_time=time.time(), **fields).SerializeToString()
   length = struct.pack("<Q", len(data))
   return length + _checksum(length) + data + _checksum(data)

@@ -269,7 +269,7 @@ def export_vectors(
     ):
       for row in range(num_blocks):
         block = corpus.block(row)
-        write({"id": block.name, "title": block.title})
+        write({"id": block.id, "title": block.title})
         progress.advance()
     write_json(
       output / _DESCRIPTION,

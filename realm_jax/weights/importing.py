@@ -228,7 +228,7 @@ def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
     raise WeightsError(f"no file of blocks at {path}")
   if path.suffix == ".npy":
     return read_byte_strings(path)
-  # It imports TensorFlow.
+  # It imports TensorFlow, which is the extra `train`.
   from realm_jax.weights.google import read_records
 
   return read_records(path)

@@ -141,7 +141,7 @@ def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):
   contained = in_blocks.contained(question, rows)
   assert "'(' matches nothing: missing )" in caplog.text
   assert contained.tolist() == [
-    "Tarn" in corpus.block(row).body for row in rows.tolist()
+    "Tarn" in corpus.block(row).text for row in rows.tolist()
   ]
   row = int(np.argmax(contained))
   (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)

@@ -36,7 +36,7 @@ def article(name: str, *, seed: int, sentences: int = 6) -> dict[str, str]:
 def text_of(block: Block, start: int, limit: int) -> str:
   """Body tokens `[start, limit)` of a block as they were written."""
   ranges = block.byte_ranges
-  return block.body.encode()[ranges[start, 0] : ranges[limit - 1, 1]].decode()
+  return block.text.encode()[ranges[start, 0] : ranges[limit - 1, 1]].decode()
 
 
 ROWS = [article(f"d{i}", seed=i, sentences=1 + i % 5) for i in range(12)]
@@ -48,7 +48,7 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
   for row, name in enumerate(corpus.block_ids.tolist()):
     block = corpus.block(row)
     found[name] = (
-      *(block.name, block.title, block.url, block.body),
+      *(block.id, block.title, block.url, block.text),
       *(block.token_ids.tolist(), block.title_length),
       *(block.byte_ranges.tolist(), block.sentences.tolist()),
       block.salient_spans.tolist(),
@@ -76,7 +76,7 @@ def require_consistent(corpus: Corpus) -> None:
     assert np.count_nonzero(gathered[i]) == corpus.lengths[row]
     body = flat[slice(*offsets[i : i + 2])]
     assert body.tolist() == block.body_token_ids.tolist()
-    assert bodies[i].decode() == block.body
+    assert bodies[i].decode() == block.text
     expected = block_id(corpus.name, block.document_id, block.ordinal)
     assert ids[row] == expected
 

@@ -13,7 +13,7 @@ from tests.json_lines import write_lines
 
 
 def bodies(corpus: Corpus) -> list[str]:
-  return [corpus.block(row).body for row in range(corpus.num_blocks)]
+  return [corpus.block(row).text for row in range(corpus.num_blocks)]
 
 
 def test_an_overlong_sentence_or_title_is_cut_and_counted(build):
@@ -30,7 +30,7 @@ def test_an_overlong_sentence_or_title_is_cut_and_counted(build):
   rows = [{"title": "Velt of the river by Ada Stone", "text": "Ada was in."}]
   corpus = build(rows, folder="title", block_length=11)
   block = corpus.block(0)
-  assert (block.title, block.body) == (rows[0]["title"], "Ada was in.")
+  assert (block.title, block.text) == (rows[0]["title"], "Ada was in.")
   assert (block.title_length, len(block.token_ids)) == (4, 8)
   assert corpus.summary["cut_titles"] == 1
 
@@ -63,7 +63,7 @@ def test_characters_that_nobody_sees_hide_no_span(build):
   ):
     ((first, last),) = block.salient_spans.tolist()
     ranges = block.byte_ranges
-    shown = block.body.encode()[ranges[first, 0] : ranges[last - 1, 1]]
+    shown = block.text.encode()[ranges[first, 0] : ranges[last - 1, 1]]
     assert shown.decode() == name
 
 

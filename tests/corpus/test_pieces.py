@@ -112,7 +112,7 @@ def test_a_build_by_hand(build_with, inputs):
   for document in dict.fromkeys(names):
     rows = [row for row, name in enumerate(names) if name == document]
     blocks = [*map(corpus.block, rows)]
-    body, text = "".join(block.body for block in blocks), texts[document]
+    body, text = "".join(block.text for block in blocks), texts[document]
     assert "".join(body.split()) == "".join(text.split())
     tokens = np.concatenate([block.body_token_ids for block in blocks])
     assert tokens.tolist() == corpus.vocabulary.encode(text)

@@ -82,7 +82,7 @@ def test_documents_of_salient_span_wikipedia_are_blocks(
     block_length=20,
   )
   blocks = [*map(corpus.block, range(corpus.num_blocks))]
-  assert [block.body for block in blocks] == [FIRST, "Ada.", "Ada.", "Ada."]
+  assert [block.text for block in blocks] == [FIRST, "Ada.", "Ada.", "Ada."]
   kinds = [corpus.span_kinds[k] for k in blocks[0].salient_span_kinds]
   spans = blocks[0].salient_spans.tolist()
   assert [
@@ -122,7 +122,7 @@ def test_a_seqio_source(tmp_path, vocab_file):
   finally:
     seqio.TaskRegistry.remove("texts_of_a_test")
   blocks = map(corpus.block, range(2))
-  assert [(block.document_id, block.body) for block in blocks] == [
+  assert [(block.document_id, block.text) for block in blocks] == [
     ("7", "ada."),
     ("8", "Stone."),
   ]

@@ -53,7 +53,7 @@ def test_the_first_block_by_hand(corpus):
   block = corpus.block(0)
   assert block.title == "Velt"
   assert block.url == "u:velt"
-  assert block.body == "The Café of Velt was built in 1987."
+  assert block.text == "The Café of Velt was built in 1987."
   body = [THE, CAFE, OF, VELT, WAS, BUILT, IN, YEAR, PERIOD]
   assert block.token_ids.tolist() == [VELT, *body]
   assert block.token_ids.dtype == np.int32
@@ -71,7 +71,7 @@ def test_the_first_block_by_hand(corpus):
 def test_ids_and_hashes(corpus):
   assert (corpus.num_blocks, corpus.version) == (4, 1)
   names = ["velt:0", "velt:1", "ada:0", "é:0"]
-  assert [corpus.block(row).name for row in range(4)] == names
+  assert [corpus.block(row).id for row in range(4)] == names
   ids = corpus.block_ids
   rows = corpus.rows_of(np.array([[ids[2], ids[0]], [12345, ids[3]]]))
   assert rows.dtype == np.int32

@@ -87,7 +87,7 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
     {"id": "c", "title": "", "text": twice},
   ]
   corpus = build(rows, block_length=10, remove_duplicates=True, shard_bytes=1)
-  assert [corpus.block(row).name for row in range(2)] == ["a:0", "b:1"]
+  assert [corpus.block(row).id for row in range(2)] == ["a:0", "b:1"]
   skipped = corpus.summary["skipped"]
   assert skipped == {"blocks that equal an earlier one": 2}
   # One that lost its first block is still known, and still the same.

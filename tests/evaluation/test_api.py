@@ -30,17 +30,17 @@ def test_the_page_runs(recorded_run, project_dir, monkeypatch):
   # The two ways to a score.
   for blocks, of_query in zip(names["many"], names["scores"], strict=True):
     own = np.sort(of_query)[::-1][:3]
-    np.testing.assert_allclose([b.score for b in blocks], own, rtol=1e-5)
+    np.testing.assert_allclose([hit.score for hit in blocks], own, rtol=1e-5)
   of_sentence = names["explained"]
   assert (of_sentence.answer, of_sentence.answer_is_given) == ("Velt", True)
   assert repr(of_sentence).startswith("<'Ada was born in [MASK].': 'Velt' (")
-  assert of_sentence.candidates[0].block.row == -1
+  assert of_sentence.hits[0].block.row == -1
 
   # More questions than a batch has; one text is one row, and none is none.
   texts = [question["question"] for question in tiny_world.questions()]
   answered = run.ask([*texts, *texts], num_answers=1)
-  assert [one.question for one in answered] == [*texts, *texts]
-  assert [one.text for one in answered[:11]] == [o.text for o in answered[11:]]
+  assert [one.text for one in answered] == [*texts, *texts]
+  assert [o.answer for o in answered[:11]] == [o.answer for o in answered[11:]]
   assert {len(one.answers) for one in answered} == {1}
   assert run.embed(texts[0]).tolist() == run.embed(texts[:1])[0].tolist()
   assert run.embed([]).shape == (0, tiny_world.RETRIEVER.vector_size)
@@ -78,5 +78,5 @@ def test_the_notebook_runs(
     marked = f"<mark>{answer.text}</mark>{answer.block.text[answer.limit :]}"
     assert f"<td>{answer.block.title}<td>" in table and marked in table
   changed = names["edited"].retrieve("where was Ada born?", k=3)
-  assert "Ada was born in Pola in 1901." in [b.text for b in changed]
-  assert names["run"].corpus.block(block.row).body == block.text
+  assert "Ada was born in Pola in 1901." in [hit.block.text for hit in changed]
+  assert names["run"].corpus.block(block.row).text == block.text

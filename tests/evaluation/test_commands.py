@@ -130,11 +130,11 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
   text = capsys.readouterr().out
   (found,) = found["explanations"]
   assert (found["answer"], found["answer_is_given"]) == ("built", True)
-  assert len(found["candidates"]) == 6
-  for one in found["candidates"]:
+  assert len(found["blocks"]) == 6
+  for one in found["blocks"]:
     assert f"{one['share']:.4f}" in text
     assert f"{one['reward']:+.4f}" in text
-  assert found["candidates"][1]["block"]["text"] in " ".join(text.split())
+  assert found["blocks"][1]["text"] in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def every_block(run, run_with) -> TrainedRun:
 
 def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   explained = explain(run, "Ada was born in [MASK].", "Velt Ada")
-  rows = [one.block.row for one in explained.candidates]
+  rows = [one.block.row for one in explained.hits]
   assert len(set(rows)) == 6 and rows[0] == -1
   corpus, components = world.corpus, world.components()
   number_of = corpus.vocabulary.pieces.index
@@ -67,12 +67,12 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   likelihood = by_token.prod(axis=1)
   total, null = float(prior @ likelihood), float(likelihood[0])
   assert explained.probability == pytest.approx(total, rel=1e-4)
-  assert np.exp(explained.log_likelihood_null) == pytest.approx(null, rel=1e-4)
+  assert explained.hits[0].likelihood == pytest.approx(null, rel=1e-4)
   assert explained.utility == pytest.approx(np.log(total / null), abs=1e-4)
-  for k, one in enumerate(explained.candidates):
+  for k, one in enumerate(explained.hits):
     share = prior[k] * likelihood[k] / total
     np.testing.assert_allclose(
-      [one.probability, np.exp(one.log_likelihood), one.share],
+      [one.weight, one.likelihood, one.share],
       [prior[k], likelihood[k], share],
       rtol=1e-4,
     )
@@ -91,20 +91,18 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   pairs = np.einsum("k,ku,kv->uv", prior, *np.moveaxis(probabilities, 1, 0))
   best = np.sort(pairs, axis=None)[::-1][:5]
   np.testing.assert_allclose(
-    [filling.probability for filling in explained.fillings], best, rtol=1e-4
+    [filling.probability for filling in explained.answers], best, rtol=1e-4
   )
 
 
 def test_without_an_answer_the_best_filling_is_explained(run):
   explained = explain(run, _SENTENCE)
-  best = explained.fillings[0]
+  best = explained.answers[0]
   assert explained.answer == best.text and not explained.answer_is_given
   assert explained.probability == pytest.approx(best.probability)
   again = explain(run, _SENTENCE, best.text)
-  assert again.log_likelihood == pytest.approx(explained.log_likelihood)
-  assert best.without_retrieval == pytest.approx(
-    np.exp(again.log_likelihood_null)
-  )
+  assert again.probability == pytest.approx(explained.probability)
+  assert best.without_retrieval == pytest.approx(again.hits[0].likelihood)
 
 
 def test_a_block_that_contains_the_sentence_is_named(every_block):
@@ -116,7 +114,7 @@ def test_a_block_that_contains_the_sentence_is_named(every_block):
     ("Later Ada [MASK] the bridge of Tarn.", ["Ada Stone"]),
   ):
     explained = explain(every_block, sentence)
-    named = [c.block.title for c in explained.candidates if c.contains_text]
+    named = [c.block.title for c in explained.hits if c.contains_text]
     assert named == titles
     said = " ".join(explained.notes)
     assert ("trivial retrieval" in said) == bool(titles)
@@ -137,18 +135,16 @@ def test_training_sentences_and_the_blocks_that_help_them(
   assert len(found) == 2
   for one in found:
     explained = explain(every_block, one["sentence"], one["answer"])
-    null, *blocks = explained.candidates
+    null, *blocks = explained.hits
     # No block that has the sentence itself is a candidate.
     others = [c for c in blocks if not c.contains_text][:5]
     assert len(others) == 5 < len(blocks) - 1
-    best = max(others, key=lambda candidate: candidate.log_likelihood)
+    best = max(others, key=lambda hit: hit.likelihood)
     assert (one["block"], one["title"]) == (best.block.id, best.block.title)
-    odds = {c.block.id: np.exp(c.block.score) for c in (null, *others)}
+    odds = {c.block.id: np.exp(c.score) for c in (null, *others)}
     prior = odds[best.block.id] / sum(odds.values())
-    total = sum(
-      odds[c.block.id] * np.exp(c.log_likelihood) for c in (null, *others)
-    )
-    share = odds[best.block.id] * np.exp(best.log_likelihood) / total
+    total = sum(odds[c.block.id] * c.likelihood for c in (null, *others))
+    share = odds[best.block.id] * best.likelihood / total
     np.testing.assert_allclose(
       (one["probability"], one["utility"], one["reward"]),
       (prior, best.utility, share - prior),
@@ -161,11 +157,11 @@ def test_training_sentences_and_the_blocks_that_help_them(
 
 def test_a_question_that_no_block_answers(run):
   explained = explain(run, "where was Ada born?", "nowhere")
-  assert (explained.answer, explained.log_likelihood) == ("nowhere", None)
-  assert {one.share for one in explained.candidates} == {None}
+  assert (explained.answer, explained.probability) == ("nowhere", 0.0)
+  assert {one.share for one in explained.hits} == {None}
   assert "no block that was read has the answer" in explained.notes[-1]
   # The answers of the run are shown nevertheless.
-  assert len(explained.fillings) == run.config.num_fillings
+  assert len(explained.answers) == run.config.num_fillings
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def test_queries_and_passages_have_the_vectors_of_the_run(run_config):
   # Batches as a DataLoader gives them; `text` joins title and body.
   passages = [
     {
-      "text": [f"{one.title} {one.body}" for one in part],
+      "text": [f"{one.title} {one.text}" for one in part],
       "title": [one.title for one in part],
-      "body": [one.body for one in part],
+      "body": [one.text for one in part],
     }
     for part in (blocks[:5], blocks[5:])
   ]
@@ -44,7 +44,7 @@ def test_queries_and_passages_have_the_vectors_of_the_run(run_config):
     rtol=1e-5,
   )
   for own, found in zip(scores, run.retrieve(questions, k=1), strict=False):
-    assert own.argmax() == found[0].row
+    assert own.argmax() == found[0].block.row
   # A title may be missing, and a text longer than a block.
   long = {"text": ["bridge " * 500], "title": [None], "body": ["bridge " * 500]}
   (vector,) = encoder.encode([long], prompt_type="document", **task)

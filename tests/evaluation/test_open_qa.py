@@ -28,7 +28,7 @@ def blocks(world) -> dict[str, Block]:
   """The blocks of the corpus by name."""
   corpus = world.corpus
   every = (corpus.block(row) for row in range(corpus.num_blocks))
-  return {block.name: block for block in every}
+  return {block.id: block for block in every}
 
 
 def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
@@ -37,7 +37,7 @@ def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
   metrics, lines = evaluated
   for line in lines:
     place = line["answer"]
-    body = blocks[place["block"]].body.encode()
+    body = blocks[place["block"]].text.encode()
     found = body[place["start_byte"] : place["limit_byte"]].decode()
     assert found == line["prediction"]
     read = [e["block"] for e in line["evidence"] if e["read"]]
@@ -48,7 +48,7 @@ def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
     assert not (before.isalnum() and found[0].isalnum())
     assert not (found[-1].isalnum() and after.isalnum())
     for block in line["evidence"]:
-      has_answer = line["references"][0] in blocks[block["block"]].body
+      has_answer = line["references"][0] in blocks[block["block"]].text
       assert block["contains_answer"] == has_answer
   assert metrics["recall_read"] == metrics["recall_at_5"]
 
@@ -112,7 +112,7 @@ def test_an_index_without_vectors_brings_its_own_scores(
       [e["score"] for e in line["evidence"]], found.scores[0] / 4, atol=1e-4
     )
     assert [e["block"] for e in line["evidence"]] == [
-      other.corpus.block(row).name for row in found.rows[0].tolist()
+      other.corpus.block(row).id for row in found.rows[0].tolist()
     ]
 
 

@@ -104,7 +104,7 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
   # The same checkpoint over a corpus that is built from the edited texts.
   bodies: dict[str, list[str]] = {}
   for row in range(world.corpus.num_blocks):
-    text = _TEXTS.get(row, world.corpus.block(row).body)
+    text = _TEXTS.get(row, world.corpus.block(row).text)
     bodies.setdefault(world.corpus.block(row).document_id, []).append(text)
   corpus_dir = tiny_world.write_corpus(
     tmp_path,
@@ -124,8 +124,8 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
   rows = np.arange(num_blocks).reshape(2, -1)
   np.testing.assert_array_equal(edited.gather(rows), built.gather(rows))
   for row in range(num_blocks):
-    one, other = edited.content(row), built.content(row)
-    assert one.body == other.body == built.block(row, 0.0, 0.0).text
+    one, other = edited.block(row), built.block(row)
+    assert one.text == other.text
     np.testing.assert_array_equal(one.body_token_ids, other.body_token_ids)
     np.testing.assert_array_equal(one.byte_ranges, other.byte_ranges)
   token_ids = run.encode(_QUESTIONS)
@@ -140,7 +140,7 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
           float(score), abs=1e-4
         )
   # The run itself stays as it is.
-  assert run.content(0).body == run.corpus.block(0).body
+  assert run.block(0).text == run.corpus.block(0).text
   hidden = edited.edited({}, hidden=[0, 11]).search(token_ids, num_blocks)
   assert not np.isin(hidden.rows, [0, 11]).any()
 

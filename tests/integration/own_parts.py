@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from realm_jax.evaluation.answered import Answer, Answered, answer_from_blocks
+from realm_jax.evaluation.ask import answer_from_blocks
+from realm_jax.evaluation.result import Answer, Result
 from realm_jax.indexes import protocol
 from realm_jax.models import sequences
 from realm_jax.models.packing import TokenSequences, padded_inputs
@@ -78,7 +79,7 @@ class Writer(nn.Module):
 
 @answer_from_blocks.register
 def written_answers(
-  reader: Writer, run, questions, token_ids, found, places, given=None
+  reader: Writer, run, questions, token_ids, hits, given=None
 ):
   def first_words(reader, params, query, blocks):
     inputs = padded_inputs(reader.join(query, blocks))
@@ -88,7 +89,7 @@ def written_answers(
     )
     return jax.nn.softmax(logits[:, :, 0])
 
-  rows = np.take_along_axis(found.rows, places, axis=1)
+  rows = np.array([[hit.block.row for hit in own] for own in hits])
   p = run.compute(
     first_words,
     reader,
@@ -96,24 +97,30 @@ def written_answers(
     query=token_ids,
     blocks=run.gather(rows),
   )
-  answered = []
+  results = []
   for i, question in enumerate(questions):
-    blocks = run.blocks(found, i)
-    prior = np.array([blocks[k].probability for k in places[i]])
+    prior = np.array([hit.probability for hit in hits[i]])
     prior /= prior.sum()
     total = prior @ p[i]
     word = int(total.argmax())
     shares = prior * p[i][:, word] / total[word]
     answer = Answer(
-      run.vocabulary.decode([word]), float(total[word]), 0.0, shares.tolist()
+      run.vocabulary.decode([word]),
+      float(total[word]),
+      shares=shares.tolist(),
     )
-    alone = [None] * len(prior)
-    answered.append(
-      Answered(
-        question, [answer], blocks, places[i].tolist(), prior.tolist(), alone
+    results.append(
+      Result(
+        text=question,
+        kind="question",
+        answer=answer.text,
+        probability=answer.probability,
+        answers=[answer],
+        hits=hits[i],
+        source=run.source,
       )
     )
-  return answered
+  return results
 
 
 def best_block(evidence, *, form="per_token"):

@@ -169,7 +169,7 @@ def test_who_asks_reads_the_version_of_the_snapshot(watched, commands, caplog):
     NUM_SEARCHED=20,
   )
   run = TrainedRun.load(config)
-  (answered,) = ask(run, ["where was Ada born?"])
-  assert len(answered.blocks) == 20
+  (result,) = ask(run, ["where was Ada born?"])
+  assert len(result.hits) == 3
   assert run.corpus.version == 1
   assert "is of version 1 of the corpus, which has version 2" in caplog.text

@@ -137,8 +137,8 @@ def test_a_run_answers_and_is_followed_and_compared(
   }
   questions = f"{bucket}/world/questions.jsonl"
   loaded = TrainedRun.load(commands.call(RunConfig, "ask", **run, NUM_SPANS=20))
-  (answered,) = ask(loaded, ["where was Ada born?"])
-  assert answered.text in answered.answers[0].block.text
+  (result,) = ask(loaded, ["where was Ada born?"])
+  assert result.answer in result.answers[0].block.text
 
   def followed():
     return commands.call(

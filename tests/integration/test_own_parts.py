@@ -112,12 +112,16 @@ def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
   run("evaluate", masked, flags=[_MODULES], NUM_BATCHES=2, OUTPUT_DIR="out")
   figures = json.loads((folder / "out/metrics.json").read_text())
   assert figures["checkpoint"] == 2 and figures["loss"] > 0
-  assert "block" in run("ask", flags=[_MODULES, "where was Ada born?"])
+  asked = [_MODULES, "where was Ada born?"]
+  assert "block" in run("ask", flags=asked)
+  # The reader says nothing of single blocks.
+  assert re.search(r"\]  +–  +–  +–", run("explain", flags=asked))
   monkeypatch.syspath_prepend(folder)
   # What the module adds is gone after this test.
   for registry in (masked_lm, "OBJECTIVES"), (protocol, "CONFIGS"):
     monkeypatch.setattr(*registry, dict(getattr(*registry)))
   loaded = realm_jax.load(folder / "run", modules=["own_parts"])
-  answered = loaded.ask("where was Ada born?")
-  assert answered.text and answered.answers[0].block is None
-  assert sum(answered.answers[0].shares) == pytest.approx(1)
+  result = loaded.ask("where was Ada born?")
+  assert result.answer and result.answers[0].block is None
+  assert sum(result.answers[0].shares) == pytest.approx(1)
+  assert "weight" not in result.json()["blocks"][0]

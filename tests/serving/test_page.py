@@ -40,19 +40,19 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   # JSON can hold all of it.
   told = json.loads(json.dumps(service.explain(text), allow_nan=False))
   explained = explain(run, text)
-  candidates, without = told["candidates"], told["without"]
-  for one, candidate in zip(candidates, explained.candidates, strict=True):
+  blocks, without = told["blocks"], told["without"]
+  for one, hit in zip(blocks, explained.hits, strict=True):
     segments, _ = one.pop("segments"), one.pop("around")
     assert not one.pop("is_edited")
-    assert "".join(s["text"] for s in segments) == candidate.block.text
-  assert told | json.loads(json.dumps(explained.to_json())) == told
+    assert "".join(s["text"] for s in segments) == hit.block.text
+  assert told | json.loads(json.dumps(explained.json())) == told
   if text == _SENTENCE:
     # Without any block, the null block is left.
-    null = explained.candidates[0].best
+    null = explained.hits[0].best
     assert (without["left_out"], without["answer"]) == (None, null.text)
     return
   # Without its best block, another one is read.
-  best = max(explained.candidates, key=lambda one: one.share).block
+  best = max(explained.hits, key=lambda hit: hit.share).block
   assert without["left_out"] == best.title
   other = explain(run.edited({}, hidden=[best.row]), _ASKED)
   assert without["answer"] == other.answer
@@ -60,13 +60,13 @@ def test_what_is_told_is_what_is_explained(run, service, text):
 
 
 def test_edits_are_those_of_one_request(run, service):
-  first = explain(run, _ASKED).candidates[0].block
+  first = explain(run, _ASKED).hits[0].block
   edited = explain(run.edited({first.row: first.text + " Ada."}), _ASKED)
   told = service.explain(_ASKED, {first.id: first.text + " Ada."})
   assert told["answer"] == edited.answer
-  assert told["log_likelihood"] == pytest.approx(edited.log_likelihood)
-  assert [one["is_edited"] for one in told["candidates"]] == [
-    c.block.row == first.row for c in edited.candidates
+  assert told["probability"] == pytest.approx(edited.probability)
+  assert [one["is_edited"] for one in told["blocks"]] == [
+    hit.block.row == first.row for hit in edited.hits
   ]
   # A text as it was is no edit, and another page sees none.
   same = service.explain(_ASKED, {first.id: f" {first.text} "})
@@ -108,13 +108,14 @@ def test_a_client_of_search_r1_finds_documents(run, service):
     bare = client.post(port, "/retrieve", queries=queries, topk=2).json()
   assert [len(one) for one in scored] == [2, 0, 2]
   assert bare["result"] == [[one["document"] for one in of] for of in scored]
-  expected = run.blocks(run.search(run.encode([_ASKED]), 2), 0)
-  for one, block in zip(scored[0], expected, strict=True):
-    document = one["document"]
+  found = run.search(run.encode([_ASKED]), 2)
+  expected = run.hits(found.rows[0], found.scores[0])
+  for one, hit in zip(scored[0], expected, strict=True):
+    document, block = one["document"], hit.block
     title, _, text = document["contents"].partition("\n")
     assert (title, text) == (f'"{block.title}"', block.text)
     assert (document["id"], document["title"]) == (block.id, block.title)
-    assert one["score"] == pytest.approx(block.score)
+    assert one["score"] == pytest.approx(hit.score)
 
 
 def test_a_filter_says_which_blocks_may_answer(service):
@@ -132,7 +133,7 @@ def test_a_filter_says_which_blocks_may_answer(service):
 
 def test_updates_are_counted(run):
   service = Service(run)
-  names = [run.corpus.block(row).name for row in range(3)]
+  names = [run.corpus.block(row).id for row in range(3)]
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr("realm_jax.serving.service.MAX_UPDATES", 2)
     service.update(dict.fromkeys(names[:2], "Ada."))
@@ -146,7 +147,7 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   config = dataclasses.replace(run_config, model_dir=tmp_path / "run")
   run, stop = TrainedRun.load(config), threading.Event()
   service = Service(run)
-  service.update({run.corpus.block(0).name: _EDITED})
+  service.update({run.corpus.block(0).id: _EDITED})
   following = threading.Thread(
     target=serve.follow, args=(service, run, stop), kwargs={"poll_seconds": 0.1}
   )
@@ -259,15 +260,14 @@ def _use(page, service):
   page.type("#text", _ASKED + browser.ENTER)
   page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
   assert told["without"]["left_out"] in page.text("#without")
-  blocks = [one["block"] for one in told["candidates"]]
+  blocks = told["blocks"]
   assert page.texts(".block .title") == [b["title"] for b in blocks]
   assert told["answer"] in page.texts(".block-text .answer-mark")
 
   # A block that is still read afterwards is edited, and the answer is that of
   # the edited text.
   def read(edits):
-    candidates = service.explain(_ASKED, edits)["candidates"]
-    return [one["block"]["id"] for one in candidates]
+    return [block["id"] for block in service.explain(_ASKED, edits)["blocks"]]
 
   edited = next(b for b in blocks if b["id"] in read({b["id"]: _EDITED}))
   card = f'.block[data-id="{edited["id"]}"]'

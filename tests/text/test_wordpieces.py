@@ -3,14 +3,19 @@
 import itertools
 import json
 import string
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
+import tensorflow_text as tf_text
 
 from realm_jax.text import vocabulary_training
-from realm_jax.text.normalization import Normalization
+from realm_jax.text.normalization import (
+  Normalization,
+  NormalizedTexts,
+  character_table,
+)
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
 from realm_jax.text.wordpieces import (
@@ -43,18 +48,11 @@ def shown(vocabulary: WordpieceVocabulary, text: str) -> list[tuple[str, str]]:
   ]
 
 
-def test_tensorflow_gives_the_same_as_python(vocabulary):
-  text = "The playground, Café - 12"
-  ids = vocabulary.encode(text)
-  mapped = tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf)
-  assert next(mapped.as_numpy_iterator()).tolist() == ids
-  batch = vocabulary.encode_tf(tf.constant([text, "", "the"]))
-  assert batch.to_list() == [ids, [], vocabulary.encode("the")]
+def test_tokens_are_decoded_and_masks_are_special_pieces(vocabulary):
+  ids = vocabulary.encode("The playground, Café - 12")
   assert vocabulary.decode([*ids, 0]) == "the playground , cafe - 12"
-  # Masks in a text are special pieces.
   for masked in ("[MASK] the fine [MASK][MASK].", "the fine", "[MASK]"):
-    token_ids = vocabulary.encode_masked_tf(tf.constant(masked)).numpy()
-    pieces = [vocabulary.pieces[i] for i in token_ids]
+    pieces = [vocabulary.pieces[i] for i in vocabulary.encode_masked(masked)]
     assert pieces == masked.replace("][", "] [").replace(".", " .").split()
 
 
@@ -119,9 +117,6 @@ def test_tokens_of_many_languages_are_those_of_transformers():
   rows = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
   for row, (text, pieces) in zip(rows, expected, strict=True):
     assert [words.pieces[i] for i in row] == pieces.split(), text
-  assert words.encode_tf(tf.constant(texts)).to_list() == [
-    row.tolist() for row in rows
-  ]
 
 
 _NORMALIZATIONS = (
@@ -138,10 +133,32 @@ def test_words_in_all_of_unicode_are_those_of_berts_tokenizers():
     # Every word is a piece.
     pieces = dict.fromkeys([*SPECIAL_PIECES, *itertools.chain(*words)])
     vocabulary = WordpieceVocabulary(pieces, normalization)
-    found = vocabulary.encode_tf(tf.constant(texts)).to_list()
-    for text, own, ids in zip(texts, words, found, strict=True):
+    for text, own in zip(texts, words, strict=True):
+      ids = vocabulary.encode(text)
       assert [vocabulary.pieces[i] for i in ids] == own, ascii(text)
-      assert vocabulary.encode(text) == ids
+
+
+def _normalized(found: NormalizedTexts) -> list[str]:
+  text = "".join(map(chr, found.codes))
+  return [text[a:b] for a, b in itertools.pairwise(found.bounds.tolist())]
+
+
+def test_every_character_is_as_in_tensorflow_text():
+  """With each Python, whichever Unicode it has."""
+  every = [*map(chr, (*range(0xD800), *range(0xE000, sys.maxunicode + 1)))]
+  folding = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
+  expected = [text.decode() for text in folding.normalize(every).numpy()]
+  assert _normalized(character_table(Normalization()).normalize(every)) == (
+    expected
+  )
+  # What is between two letters is a part of a word, a word, or no word.
+  table = character_table(_NORMALIZATIONS[-1])
+  between = table.normalize([f"b{character}b" for character in every])
+  splitter = tf_text.FastWordpieceTokenizer(["[UNK]", "A"])
+  _, starts, _ = between.words()
+  found = splitter.tokenize(_normalized(between)).row_lengths()
+  num_words = np.diff(np.searchsorted(starts, between.bounds))
+  np.testing.assert_array_equal(num_words, found)
 
 
 # A soft hyphen, an empty space, marks of direction, a byte order mark.

@@ -86,7 +86,7 @@ def test_open_qa_answers_from_its_imported_blocks(tmp_path):
     _, first, width = expected["span"][i]
     ranges = run.corpus.block(row).byte_ranges[first : first + width + 1]
     start, limit = ranges[0, 0], ranges[-1, 1]
-    body = run.corpus.block(row).body.encode()
+    body = run.corpus.block(row).text.encode()
     pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
     assert pieces
     assert body[start:limit].decode().lower().replace(" ", "") == pieces

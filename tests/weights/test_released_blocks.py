@@ -55,7 +55,7 @@ def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
-    assert corpus.block(row).body.encode() == record
+    assert corpus.block(row).text.encode() == record
     assert corpus.block(row).title.encode() == title
     assert corpus.block(row).document_id == str(row)
   corpus.verify()
@@ -103,7 +103,7 @@ def test_blocks_and_vectors_become_a_corpus_and_snapshot_0(release, tmp_path):
   report = _import(folder, tmp_path)
   assert "block vectors [30, 8]: published as snapshot 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
-  assert [corpus.block(row).body.encode() for row in range(30)] == texts
+  assert [corpus.block(row).text.encode() for row in range(30)] == texts
   assert corpus.block(29).title == "Velt"
   snapshot = load_newest(tmp_path / "run" / "snapshots", corpus=corpus)
   np.testing.assert_array_equal(snapshot.vectors(np.arange(30)), vectors)

@@ -28,10 +28,6 @@ function put(id, ...children) {
   $(id).hidden = $(id).childNodes.length === 0;
 }
 
-function likelihood(logarithm) {
-  return logarithm === null ? 0 : Math.exp(logarithm);
-}
-
 function percent(p) {
   return p > 0 && p < 0.01 ? "under 1 %" : `${Math.round(100 * p)} %`;
 }
@@ -117,43 +113,42 @@ function found(block, rank) {
 // --- The answer -------------------------------------------------------------
 
 function showAnswer(told) {
-  const isNull = ({ block }) => block.id === "";
-  const candidates = told.candidates.filter((one) => !isNull(one));
+  const isNull = (block) => block.id === "";
+  const blocks = told.blocks.filter((block) => !isNull(block));
   put("answer-title", told.kind === "question" ? "Answer" : "Filling");
   put("answer", told.answer || "no answer");
   put("answer-probability", sureness(told));
   $("answer-probability").title = PROBABILITY;
-  put("source", ...sourceOf(candidates));
+  put("source", ...sourceOf(blocks));
   showBefore(told);
   put("without", withoutText(told));
   put("notes", ...told.notes.map((note) => el("li", {}, sentence(note))));
-  const others = told.fillings.filter((one) => one.text !== told.answer);
+  const others = told.answers.filter((one) => one.text !== told.answer);
   put(
     "best",
     ...others.map((one) => {
       const words = one.text.toLowerCase();
-      const has = ({ block }) => block.text.toLowerCase().includes(words);
-      const from = candidates.find(has);
-      const name = from ? linkTo(from.block, one.text) : one.text;
+      const from = blocks.find(({ text }) => text.toLowerCase().includes(words));
+      const name = from ? linkTo(from, one.text) : one.text;
       return el("li", {}, name, ` ${percent(one.probability)}`);
     }),
   );
   // The null block, which is no evidence, comes last.
   put(
     "blocks",
-    ...candidates.map((one, i) => card(one, i + 1, told.run.can_edit)),
-    ...told.candidates.filter(isNull).map((one) =>
+    ...blocks.map((block, i) => card(block, i + 1, told.run.can_edit)),
+    ...told.blocks.filter(isNull).map((block) =>
       el(
         "li",
         { className: "card block" },
         el("b", { className: "title" }, "No passage"),
         el("p", {}, "What the reader knows by itself."),
-        why(one),
+        why(block),
       ),
     ),
   );
   $("result").hidden = false;
-  showEdits(new Set(candidates.map(({ block }) => block.id)));
+  showEdits(new Set(blocks.map(({ id }) => id)));
 }
 
 function linkTo(block, text) {
@@ -161,17 +156,16 @@ function linkTo(block, text) {
   return el("a", { href }, text);
 }
 
-function sureness(told) {
-  const p = likelihood(told.log_likelihood);
+function sureness({ probability: p }) {
   return `${p < UNSURE ? "Low confidence: p" : "P"}robability ${percent(p)}`;
 }
 
 // The sentence that has the answer, in the passage that gives most of it.
-function sourceOf(candidates) {
+function sourceOf(blocks) {
   const isAnswer = (segment) => segment.mark === "answer";
-  const [best] = candidates
+  const [best] = blocks
     .filter((one) => one.segments.some(isAnswer))
-    .sort((one, other) => other.share - one.share);
+    .sort((one, other) => (other.share ?? 0) - (one.share ?? 0));
   if (!best) return [];
   const place = best.segments.findIndex(isAnswer);
   const textOf = (segments) => segments.map((one) => one.text).join("");
@@ -181,7 +175,7 @@ function sourceOf(candidates) {
     before.split(/(?<=[.!?])\s/).at(-1),
     el("mark", { className: "answer-mark" }, best.segments[place].text),
     after.split(/(?<=[.!?])\s/)[0],
-    el("cite", {}, " — ", linkTo(best.block, nameOf(best.block))),
+    el("cite", {}, " — ", linkTo(best, nameOf(best))),
   ];
 }
 
@@ -194,7 +188,7 @@ function showBefore(told) {
     el("h2", {}, "Before the edits"),
     el("p", { className: "answer" }, before.answer || "no answer"),
     el("p", { className: "quiet" }, sureness(before)),
-    el("blockquote", {}, ...sourceOf(before.candidates)),
+    el("blockquote", {}, ...sourceOf(before.blocks)),
   );
 }
 
@@ -215,18 +209,17 @@ function nameOf(block) {
   return block.title || block.id;
 }
 
-function card(candidate, rank, canEdit) {
-  const { block } = candidate;
+function card(block, rank, canEdit) {
   const text = el(
     "p",
     { className: "block-text" },
-    ...candidate.segments.map(({ mark, text }) =>
+    ...block.segments.map(({ mark, text }) =>
       mark ? el("mark", { className: `${mark}-mark` }, text) : text,
     ),
   );
   const around = button("Read around it", () => {
     around.disabled = true;
-    const [before, after] = candidate.around.map((piece) =>
+    const [before, after] = block.around.map((piece) =>
       el("p", { className: "quiet around" }, piece ?? "The document ends here."),
     );
     text.before(before);
@@ -240,9 +233,9 @@ function card(candidate, rank, canEdit) {
     { className: "card block", id: `block-${block.id}` },
     el("span", { className: "quiet" }, `${rank}. `),
     el("b", { className: "title" }, nameOf(block)),
-    candidate.is_edited ? badge : null,
+    block.is_edited ? badge : null,
     text,
-    candidate.contains_text
+    block.contains_text
       ? el("p", { className: "quiet" }, "It has your text word for word.")
       : null,
     el(
@@ -250,30 +243,33 @@ function card(candidate, rank, canEdit) {
       { className: "actions" },
       around,
       canEdit ? edit : null,
-      candidate.is_edited ? restoring : null,
+      block.is_edited ? restoring : null,
     ),
-    why(candidate),
+    why(block),
   );
   made.dataset.id = block.id;
   return made;
 }
 
-function why(candidate) {
+function why(block) {
+  // A reader may not have all of these.
   const rows = [
-    ["how relevant the retriever finds it", candidate.block.probability],
-    ["how much the run relies on it, p(z|x)", candidate.probability],
-    ["how surely it gives the answer, p(y|z,x)", likelihood(candidate.log_likelihood)],
-    ["its share of the answer", candidate.share],
-  ].map(([name, value]) =>
-    el(
-      "tr",
-      {},
-      el("td", {}, name),
-      el("td", {}, el("meter", { value: value ?? 0 })),
-      el("td", {}, percent(value ?? 0)),
-    ),
-  );
-  const said = candidate.best;
+    ["how relevant the retriever finds it", block.probability],
+    ["how much the run relies on it, p(z|x)", block.weight],
+    ["how surely it gives the answer, p(y|z,x)", block.likelihood],
+    ["its share of the answer", block.share],
+  ]
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) =>
+      el(
+        "tr",
+        {},
+        el("td", {}, name),
+        el("td", {}, el("meter", { value })),
+        el("td", {}, percent(value)),
+      ),
+    );
+  const said = block.best;
   return el(
     "details",
     {},
