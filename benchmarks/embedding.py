@@ -122,7 +122,7 @@ def measure(
     "ours, padded": embedder(num_lengths=1),
   }
   blocks = [corpus.block(int(row)) for row in rows]
-  texts = [f"{block.title} {block.body}" for block in blocks]
+  texts = [f"{block.title} {block.text}" for block in blocks]
   (directory / "texts.json").write_text(json.dumps(texts))
   config = class_files(retriever.bert, "BertModel", Normalization())[CONFIG]
   of_texts = (
