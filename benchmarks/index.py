@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import index_vectors
+from harness import peer_processes
 from harness.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
@@ -102,12 +103,9 @@ def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
   start = time.perf_counter()
   index = config_from(kind, parameters).build(blocks, saved)
   seconds = time.perf_counter() - start
-  # `ru_maxrss` is not used, because a child inherits its parent's value.
-  status = Path("/proc/self/status").read_text()
-  peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
   return {
     "build_seconds": seconds,
-    "build_memory_gb": peak / 1e9,
+    "build_memory_gb": peer_processes.peak_memory() / 1e9,
     "num_leaves": index.report.get("num_leaves"),
   }
 

@@ -1,22 +1,21 @@
-"""Compares our pre-training step with that of Hugging Face's REALM.
+"""Compares our pre-training step with two steps in torch.
 
     python -m benchmarks.train_step --json=train_step.json
 
 Each step is measured in a process of its own, so that its memory is measured
-alone, one after the other: ours, and Hugging Face's in the environment of
-`make peers` (`harness/peers/step.py`). With --corpus_dir (a corpus with
-BERT's vocabulary and --block_length=288), our step is also measured on real
-text, packed and padded. Both are compared with the machine's peak rate: the
-best rate of a matrix product that jax or torch reaches. A step of the paper's
-size on an accelerator:
+alone, one after the other, in --rounds; the medians are reported. Beside ours,
+with the products of this platform and with those in float32, the steps in the
+environment of `make peers` are those of `harness/peers/step.py`: a good one in
+float32 and in bfloat16, and that of Hugging Face. With --corpus_dir (a corpus
+with BERT's vocabulary and --block_length=288), our step is also measured on
+real text, packed and padded. A step of the paper's size on an accelerator:
 
     python -m benchmarks.train_step --dtype=bfloat16 --layers=12 --hidden=768 \
-      --heads=12 --inner=3072 --block=288 --joint=352 --batch=16
+      --heads=12 --inner=3072 --block=288 --joint=352 --batch=16 --rounds=1
 """
 
 import argparse
 import json
-import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from harness import peer_processes
 from harness.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
+from realm_jax.models import matmul
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.reader import BertReader
@@ -66,18 +66,13 @@ SIZES = {
   "dropout": 0.1,
 }
 _REAL_TEXT = {"query": 64, "block": 288, "joint": 352}
-_SHOWN = (
-  "examples_per_second",
-  "peak_memory_gb",
-  "useful_gflops_per_second",
-  "seconds_per_step",
-)
-_TARGETS = {
-  "speedup": "≥ 3",
-  "share_of_matmul": "≥ 0.5",
-  "memory_ratio": "≤ 0.33",
-  "real_text_speedup": "≥ 1.5",
+# Arguments of the steps in torch.
+_PEERS = {
+  "torch, float32": ("tuned", "--dtype=float32"),
+  "torch, bfloat16": ("tuned", "--dtype=bfloat16"),
+  "Hugging Face": ("hf",),
 }
+_TARGETS = {"torch, float32": "≥ 1.3", "torch, bfloat16": "≥ 1.1"}
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
 # Rows, inner size and columns of a step's products.
@@ -182,8 +177,14 @@ def useful(
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
-def measure_step(given: argparse.Namespace) -> dict[str, Any]:
-  """Compiles, runs and times our step, and then matrix products."""
+def measure_step(
+  given: argparse.Namespace, precision: str | None = None
+) -> dict[str, Any]:
+  """Compiles, runs and times our step, and then matrix products.
+
+  `precision` is that of products in jax.
+  """
+  jax.config.update("jax_default_matmul_precision", precision)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
   models = make_models(given)
@@ -225,16 +226,14 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     seconds.append(time.perf_counter() - start)
     of_tokens, of_flops = useful(given, models, on_host)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
-  peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  peak = peer_processes.peak_memory()
   if memory := jax.devices()[0].memory_stats():  # None on CPUs.
     peak = memory["peak_bytes_in_use"]
   median, per_step = statistics.median(seconds[1:]), flops / len(batches)
   return {
     "seconds_per_step": median,
-    "examples_per_second": given.batch / median,
     "useful_tokens_per_second": tokens / len(batches) / np.mean(seconds[1:]),
     "useful_gflop_per_step": per_step / 1e9,
-    "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": peak / 1e9,
     "compile_seconds": compile_seconds,
     # After the step, so that it does not raise the step's peak memory.
@@ -243,9 +242,9 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def matmul_gflops_per_second(dtype: str) -> float:
-  """Measures jax's best rate of matrix products, of large and step shapes."""
+  """Measures the best rate of our products, of large and step shapes."""
   best = 0.0
-  product = jax.jit(jnp.dot)
+  product = jax.jit(matmul.matmul)
   large = 8192 if jax.default_backend() != "cpu" else 2048
   for rows, inner, width in ((large,) * 3, *_STEP_PRODUCTS):
     left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
@@ -259,36 +258,59 @@ def matmul_gflops_per_second(dtype: str) -> float:
   return best
 
 
-def compare(given: argparse.Namespace) -> dict[str, Any]:
-  """Measures each step in a process of its own; returns the figures by name."""
+def measure_all(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+  """Measures each step in a process of its own; returns figures by system."""
   sizes = {name: getattr(given, name) for name in SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
-  ours = in_new_process(measure_step, synthetic)
-  ceiling = ours["matmul_gflops_per_second"]
-  found = {f"ours_{name}": ours[name] for name in _SHOWN}
+  found = {"ours": in_new_process(measure_step, synthetic)}
+  found["ours, float32"] = in_new_process(measure_step, synthetic, "float32")
   if peer_processes.installed():
-    printed = peer_processes.run(
-      *("step", f"--steps={given.hf_steps}", f"--sizes={json.dumps(sizes)}")
-    )
-    theirs = json.loads(printed)
-    ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
-    # Their step does the same useful arithmetic.
-    useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
-    theirs["useful_gflops_per_second"] = useful
-    found |= {f"hf_{name}": theirs[name] for name in _SHOWN}
-    found["speedup"] = theirs["seconds_per_step"] / ours["seconds_per_step"]
-    found["memory_ratio"] = ours["peak_memory_gb"] / theirs["peak_memory_gb"]
-  found["matmul_gflops_per_second"] = ceiling
-  found["share_of_matmul"] = ours["useful_gflops_per_second"] / ceiling
-  if given.corpus_dir:
-    rates = []
-    for name, pack in (("packed", True), ("padded", False)):
-      sizes = {**vars(given), **_REAL_TEXT, "pack": pack}
-      own = in_new_process(measure_step, argparse.Namespace(**sizes))
-      rates.append(own["useful_tokens_per_second"])
-      found[f"real_text_{name}_tokens_per_second"] = rates[-1]
-    found["real_text_speedup"] = rates[0] / rates[1]
+    common = f"--steps={given.peer_steps}", f"--sizes={json.dumps(sizes)}"
+    for name, arguments in _PEERS.items():
+      printed = peer_processes.run("step", *arguments, *common)
+      found[name] = json.loads(printed)
   return found
+
+
+def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
+  """Measures all steps in rounds; returns the medians, a row for each step."""
+  rounds = [measure_all(given) for _ in range(given.rounds)]
+  rows = []
+  for name in rounds[0]:
+    own = {
+      key: statistics.median(one[name][key] for one in rounds)
+      for key in rounds[0][name]
+    }
+    seconds = own["seconds_per_step"]
+    # All steps do the same useful arithmetic.
+    useful = rounds[0]["ours"]["useful_gflop_per_step"] / seconds
+    rows.append(
+      {
+        "system": name,
+        "examples_per_second": given.batch / seconds,
+        "useful_gflops_per_second": useful,
+        "matmul_gflops_per_second": own["matmul_gflops_per_second"],
+        "peak_memory_gb": own["peak_memory_gb"],
+        "compile_seconds": own.get("compile_seconds", ""),
+        # Compared within each round, so that the machine's load cancels.
+        "ours_is_faster": statistics.median(
+          one[name]["seconds_per_step"] / one["ours"]["seconds_per_step"]
+          for one in rounds
+        ),
+        "target": _TARGETS.get(name, ""),
+      }
+    )
+  return rows
+
+
+def compare_on_text(given: argparse.Namespace) -> dict[str, float]:
+  """Measures our step on a corpus; returns useful tokens per second."""
+  rates = {}
+  for name, pack in (("packed", True), ("padded", False)):
+    sizes = argparse.Namespace(**{**vars(given), **_REAL_TEXT, "pack": pack})
+    own = in_new_process(measure_step, sizes)
+    rates[name] = own["useful_tokens_per_second"]
+  return rates
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -300,12 +322,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     dtype="float32",
     attention="xla",
     steps=7,
-    hf_steps=3,
+    peer_steps=5,
+    rounds=3,
     corpus_dir=None,
   )
   given.pack = True
-  result = compare(given)
-  print(columns([(n, v, _TARGETS.get(n, "")) for n, v in result.items()]))
+  result: dict[str, Any] = {"rows": compare(given)}
+  head, *_ = result["rows"]
+  print(columns([[*head], *([*row.values()] for row in result["rows"])]))
+  if given.corpus_dir:
+    result["tokens_per_second"] = compare_on_text(given)
+    print(columns([*result["tokens_per_second"].items()]))
   if given.json:
     write_json(given.json, result)
 

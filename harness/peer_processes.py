@@ -28,6 +28,15 @@ def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
     return pool.submit(function, *arguments).result()
 
 
+def peak_memory() -> int:
+  """Returns the most memory that this process has held, in bytes.
+
+  `ru_maxrss` would have what the process that started this one has used.
+  """
+  status = Path("/proc/self/status").read_text(encoding="utf-8")
+  return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
 def installed() -> bool:
   """Returns whether `make peers` has installed the other systems."""
   return (PEERS_DIR / "installed").exists()

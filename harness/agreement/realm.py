@@ -60,6 +60,10 @@ def compare_pretraining(folder: Path) -> list[Row]:
     differences("scorer: relevance", relevance, expected["relevance"]),
     differences("encoder: masked-LM logits", logits, expected["logits"]),
     relative("pre-training: loss", graded.metrics["loss"], expected["loss"]),
+    relative(
+      "pre-training: loss of the step that ours is timed against",
+      *(graded.metrics["loss"], expected["tuned_loss"]),
+    ),
     _gradients("pre-training: retriever", graded, mapped_scorer, of_scorer),
     _gradients("pre-training: reader", graded, mapped_encoder, expected),
   ]

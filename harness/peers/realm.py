@@ -34,6 +34,7 @@ from transformers.models.realm.modeling_realm import (
   RealmScorer,
 )
 
+from harness.peers import step
 from harness.peers.random_models import (
   EXPECTED,
   RandomInputs,
@@ -196,6 +197,9 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
     labels=torch.from_numpy(labels),
     mlm_mask=torch.from_numpy(labels != _NOT_SCORED),
   )
+  tuned = _tuned_loss(
+    realm, scorer, encoder, queries, candidates, positions, targets, weights
+  )
   output.loss.backward()
   logits = output.logits.detach().reshape(*joint["input_ids"].shape, -1)
   common = realm.padded(queries, candidates)
@@ -208,7 +212,44 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
     mask_targets=targets,
     mask_weights=weights,
     logits=np.stack([logits[i][:, at] for i, at in enumerate(positions)]),
+    tuned_loss=tuned,
     **gradients(encoder),
+  )
+
+
+@torch.no_grad()
+def _tuned_loss(
+  realm: RandomRealm,
+  scorer: RealmScorer,
+  encoder: RealmKnowledgeAugEncoder,
+  queries: list[Tokens],
+  candidates: list[list[Tokens]],
+  *masks: np.ndarray,
+) -> torch.Tensor:
+  """Returns the loss of the step that our speed is compared with."""
+  length = realm.query + realm.block
+
+  def joint(first: int, limit: int | None) -> dict[str, torch.Tensor]:
+    return realm.bert_inputs(
+      [
+        realm.inputs.joint(query, block, length)
+        for query, blocks in zip(queries, candidates, strict=True)
+        for block in blocks[first:limit]
+      ]
+    )
+
+  positions, targets, weights = map(torch.from_numpy, masks)
+  return step.tuned_loss(
+    scorer,
+    encoder,
+    query=realm.bert_inputs(queries),
+    blocks=realm.bert_inputs([b for blocks in candidates for b in blocks[1:]]),
+    null=realm.bert_inputs([realm.inputs.null_block]),
+    joint=joint(1, None),
+    joint_null=joint(0, 1),
+    positions=positions,
+    targets=targets,
+    weights=weights,
   )
 
 

@@ -1,7 +1,7 @@
 """Tokenizes and embeds texts with Hugging Face's libraries.
 
     .venv-peers/bin/python -m harness.peers.sentence \
-      {tokens,vectors,blocks} --model=MODEL --input=FILE --output=FILE
+      {tokens,vectors,blocks,encode} --model=MODEL --input=FILE --output=FILE
 
 - tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
   of `BertTokenizerFast` (`fast`) and `BertTokenizer` (`slow`), the output has
@@ -15,6 +15,9 @@
   [n, l], padded with 0, which are embedded in the usual way: in batches in the
   order of the corpus, each padded to its longest block, with the mean of the
   tokens. The time without loading is printed as JSON; there is no output.
+- encode: `--model` is a folder for sentence-transformers, which embeds the
+  texts of a JSON list in its own way: sorted by length, in batches of 32, with
+  parameters of --dtype. The time is printed as for blocks.
 """
 
 import argparse
@@ -91,13 +94,29 @@ def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
   return time.perf_counter() - start
 
 
+def encode_seconds(model_dir: str, texts: list[str], dtype: str) -> float:
+  """Returns how long sentence-transformers takes to embed texts."""
+  model = SentenceTransformer(model_dir, device="cpu")
+  model = model.to(getattr(torch, dtype))
+
+  def encode(texts: list[str]) -> None:
+    # NumPy has no bfloat16.
+    model.encode(texts, batch_size=_BLOCKS_PER_BATCH, convert_to_tensor=True)
+
+  encode(texts[:_BLOCKS_PER_BATCH])  # The first call allocates.
+  start = time.perf_counter()
+  encode(texts)
+  return time.perf_counter() - start
+
+
 def main() -> None:
   """Reads the input and writes the output."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("what", choices=["tokens", "vectors", "blocks"])
+  parser.add_argument("what", choices=["tokens", "vectors", "blocks", "encode"])
   parser.add_argument("--model", required=True)
   parser.add_argument("--input", type=Path, required=True)
   parser.add_argument("--output", type=Path)
+  parser.add_argument("--dtype", default="float32")
   given = parser.parse_args()
   torch.set_num_threads(2)
   if given.what == "blocks":
@@ -106,6 +125,10 @@ def main() -> None:
     print(json.dumps({"seconds": seconds}))
     return
   texts = json.loads(given.input.read_text(encoding="utf-8"))
+  if given.what == "encode":
+    seconds = encode_seconds(given.model, texts, given.dtype)
+    print(json.dumps({"seconds": seconds}))
+    return
   compute = {"tokens": tokens, "vectors": vectors}[given.what]
   save_arrays(given.output, compute(given.model, texts))
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
 
-from realm_jax.models import AnyArray
+from realm_jax.models import AnyArray, matmul
 from realm_jax.models.dropout import drop
 
 # Name of what a scan over layers keeps for its backward pass.
@@ -22,8 +22,8 @@ AXES = ("activation_batch", "activation_heads")
 # Those of arrays that have the heads in a dimension of their own.
 _AXES_BY_HEAD = (
   "activation_batch",
-  "activation_length",
   "activation_heads",
+  "activation_length",
   "activation_kv",
 )
 
@@ -67,17 +67,16 @@ def attend(
   """
   rows, heads = len(sequence), query.shape[1] // head_size
 
-  def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r q h e"]:
-    return nn.with_logical_constraint(
-      x.reshape(rows, -1, heads, head_size), _AXES_BY_HEAD
-    )
+  def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r h q e"]:
+    x = x.reshape(rows, -1, heads, head_size).transpose(0, 2, 1, 3)
+    return nn.with_logical_constraint(x, _AXES_BY_HEAD)
 
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
   mask = jnp.where(attends, 0.0, mask_value)[:, None]
   odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
   if cudnn and not dropout_rate and not odd:
     context = jax.nn.dot_product_attention(
-      *map(by_heads, (query, key, value)),
+      *(by_heads(x).transpose(0, 2, 1, 3) for x in (query, key, value)),
       bias=mask.astype(query.dtype),
       implementation="cudnn",
     )
@@ -85,7 +84,7 @@ def attend(
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * max_positions
     context = _attend_by_heads(
       _ByHeads(
-        by_heads(query) * jnp.asarray(head_size**-0.5, query.dtype),
+        by_heads(query),
         by_heads(key),
         by_heads(value),
         mask,
@@ -95,18 +94,18 @@ def attend(
       dropout_rate,
     )
   context = nn.with_logical_constraint(context, _AXES_BY_HEAD)
-  return context.reshape(query.shape)
+  return context.transpose(0, 2, 1, 3).reshape(query.shape)
 
 
 class _ByHeads(NamedTuple):
   """Arrays of a layer's attention, the heads in a dimension of their own.
 
-  The queries are scaled. `rows` and `columns` number the weights for dropout.
+  `rows` and `columns` number the weights for dropout.
   """
 
-  query: Float[Array, "r q h e"]
-  key: Float[Array, "r l h e"]
-  value: Float[Array, "r l h e"]
+  query: Float[Array, "r h q e"]
+  key: Float[Array, "r h l e"]
+  value: Float[Array, "r h l e"]
   mask: Float[Array, "r 1 q l"]
   rows: UInt32[Array, "r 1 q 1"]
   columns: UInt32[Array, "#r h 1 l"]
@@ -115,8 +114,8 @@ class _ByHeads(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _attend_by_heads(
   inputs: _ByHeads, dropout_rate: float
-) -> Float[Array, "r q h e"]:
-  """Returns softmax(query · key + mask), dropped out, times value.
+) -> Float[Array, "r h q e"]:
+  """Returns softmax(query · key / √e + mask), dropped out, times value.
 
   Its backward pass keeps the softmax and not also the weights after dropout,
   and sums over a head's few dimensions where the softmax's own would sum over
@@ -126,42 +125,44 @@ def _attend_by_heads(
   return _forward(inputs, dropout_rate)[0]
 
 
-_Residuals = tuple[_ByHeads, Float[Array, "r h q l"], Float[Array, "r q h e"]]
+_Residuals = tuple[_ByHeads, Float[Array, "r h q l"], Float[Array, "r h q e"]]
 
 
 def _forward(
   inputs: _ByHeads, dropout_rate: float
-) -> tuple[Float[Array, "r q h e"], _Residuals]:
+) -> tuple[Float[Array, "r h q e"], _Residuals]:
   query, key, value, mask, rows, columns = inputs
-  scores = jnp.einsum(
-    "rqhe,rlhe->rhql", query, key, preferred_element_type=jnp.float32
-  )
+  scores = matmul.matmul_nt(query, key, jnp.float32) * query.shape[-1] ** -0.5
   softmax = jax.nn.softmax(scores + mask, axis=-1).astype(value.dtype)
   softmax = checkpoint_name(softmax, KEPT)
   weights = drop(softmax, rows, columns, dropout_rate)
-  context = jnp.einsum("rhql,rlhe->rqhe", weights, value)
+  context = matmul.matmul(weights, value).astype(value.dtype)
   context = checkpoint_name(context, KEPT)
   return context, (inputs, softmax, context)
 
 
 def _backward(
-  dropout_rate: float, residuals: _Residuals, gradient: Float[Array, "r q h e"]
+  dropout_rate: float, residuals: _Residuals, gradient: Float[Array, "r h q e"]
 ) -> tuple[_ByHeads]:
   inputs, softmax, context = residuals
+  query, key, value = inputs[:3]
   # In another form than forward, or the compiler would keep those weights.
   ones = jnp.ones((), softmax.dtype)
   kept = drop(ones, inputs.rows, inputs.columns, dropout_rate)
-  d_value = jnp.einsum("rhql,rqhe->rlhe", softmax * kept, gradient)
-  d_softmax = jnp.einsum("rqhe,rlhe->rhql", gradient, inputs.value) * kept
+  d_value = matmul.matmul_tn(softmax * kept, gradient)
+  d_softmax = matmul.matmul_nt(gradient, value) * kept
   total = jnp.einsum(
-    "rqhe,rqhe->rhq", gradient, context, preferred_element_type=jnp.float32
+    "rhqe,rhqe->rhq", gradient, context, preferred_element_type=jnp.float32
   )
-  d_scores = softmax * (d_softmax - total[..., None].astype(softmax.dtype))
-  d_query = jnp.einsum("rhql,rlhe->rqhe", d_scores, inputs.key)
-  d_key = jnp.einsum("rhql,rqhe->rlhe", d_scores, inputs.query)
+  d_scores = softmax * (d_softmax - total[..., None].astype(d_softmax.dtype))
+  d_scores = d_scores.astype(softmax.dtype)
+  scale = query.shape[-1] ** -0.5
+  d_query = scale * matmul.matmul(d_scores, key)
+  d_key = scale * matmul.matmul_tn(d_scores, query)
+  gradients = (x.astype(query.dtype) for x in (d_query, d_key, d_value))
   # Neither the mask nor integers have gradients, for which this takes None.
   others: Any = (None,) * 3
-  return (_ByHeads(d_query, d_key, d_value, *others),)
+  return (_ByHeads(*gradients, *others),)
 
 
 _attend_by_heads.defvjp(_forward, _backward)

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from realm_jax.errors import RealmError
-from realm_jax.models import AnyArray, attention
+from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import (
@@ -196,6 +196,7 @@ def dense(
     features,
     dtype=config.dtype,
     precision=precision,
+    dot_general=matmul.dot_general,
     kernel_init=nn.with_logical_partitioning(init or config.weights_init, axes),
     bias_init=zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,
@@ -237,7 +238,7 @@ class SelfAttention(nn.Module):
 
     def project(name: str, x: Float[Array, "_ d"]) -> Float[Array, "_ d"]:
       layer = dense(config, size, ("embed", "heads"), name, init=init)
-      x = checkpoint_name(layer(x), attention.KEPT)
+      x = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
       return nn.with_logical_constraint(x, attention.AXES)
 
     drops = is_dropping(self, config.dropout_rate)
@@ -285,10 +286,11 @@ class BertLayer(nn.Module):
     added = checkpoint_name(first + attended, attention.KEPT)
     hidden = layer_norm(config, "attention_norm")(added)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
+    # The largest array that is kept, so it is in the type of operands.
     inner = nn.with_logical_constraint(
-      checkpoint_name(up(hidden), attention.KEPT),
+      checkpoint_name(matmul.as_operand(up(hidden)), attention.KEPT),
       ("activation_batch", "activation_mlp"),
-    )
+    ).astype(hidden.dtype)
     down = dense(config, config.hidden_size, ("mlp", "embed"), "down")
     outer = down(ACTIVATIONS[config.activation](inner))
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
@@ -395,6 +397,7 @@ class BertEncoder(nn.Module):
       variable_axes={"params": 0},
       split_rngs={"params": True, "dropout": True},
       length=config.num_layers - 1,
+      unroll=platforms.num_unrolled(config.num_layers - 1),
       metadata_params={nn.PARTITION_NAME: "layers"},
       check_constancy_invariants=False,
     )

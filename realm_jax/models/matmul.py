@@ -1,0 +1,125 @@
+"""Matrix products of float32 arrays, in bfloat16 where CPUs are fast at it.
+
+TPUs multiply float32 arrays in bfloat16 and sum the products in float32. CPUs
+that have AMX do the same here, and everything between the products stays in
+float32. `jax.default_matmul_precision("float32")`, or the environment variable
+JAX_DEFAULT_MATMUL_PRECISION, asks for products in float32. Other CPUs always
+compute those, and GPUs and TPUs do what jax does.
+
+On CPUs XLA multiplies bfloat16 only if the result is float32, the operands are
+row-major, and the last dimension of the left operand is contracted. It computes
+other products in float32, six times as slowly. So `matmul_tn` writes a
+transpose, and layout constraints keep XLA from folding it into the product.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float
+
+from realm_jax.models import AnyArray
+from realm_jax.models.platforms import multiplies_bfloat16
+
+
+def as_operand(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+  """Returns what products read of an array: it may be in bfloat16."""
+  return x.astype(jnp.bfloat16) if multiplies_bfloat16() else x
+
+
+def matmul(
+  left: Float[Array, "*b m k"], right: Float[Array, "*b k n"]
+) -> Float[Array, "*b m n"]:
+  """Returns left · right, in float32 if it was multiplied in bfloat16."""
+  return _product(left, right, left.ndim - 1, right.ndim - 2)
+
+
+def matmul_nt(
+  left: Float[Array, "*b m k"],
+  right: Float[Array, "*b n k"],
+  dtype: jax.typing.DTypeLike | None = None,
+) -> Float[Array, "*b m n"]:
+  """Returns left · rightᵀ, as `matmul` does or in a type of one's own."""
+  return _product(left, right, left.ndim - 1, right.ndim - 1, dtype)
+
+
+def matmul_tn(
+  left: Float[Array, "*b k m"], right: Float[Array, "*b k n"]
+) -> Float[Array, "*b m n"]:
+  """Returns leftᵀ · right, as `matmul` does."""
+  if not multiplies_bfloat16():
+    return _product(left, right, left.ndim - 2, right.ndim - 2)
+  left, right = as_operand(left), as_operand(right)
+  if left.shape[-1] > right.shape[-1]:  # The narrower one is transposed.
+    return matmul(right.mT, left).mT
+  return matmul(left.mT, right)
+
+
+def _product(
+  left: Float[Array, "..."],
+  right: Float[Array, "..."],
+  left_axis: int,
+  right_axis: int,
+  dtype: jax.typing.DTypeLike | None = None,
+) -> Float[Array, "..."]:
+  batch = tuple(range(left.ndim - 2))
+  dimensions = (((left_axis,), (right_axis,)), (batch, batch))
+  if not multiplies_bfloat16():
+    return lax.dot_general(
+      left, right, dimensions, preferred_element_type=dtype
+    )
+  product = lax.dot_general(
+    _row_major(as_operand(left)),
+    _row_major(as_operand(right)),
+    dimensions,
+    preferred_element_type=jnp.float32,
+  )
+  return _row_major(product)
+
+
+def _row_major(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+  return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def dot_general(
+  x: Float[Array, "*b d"],
+  kernel: Float[AnyArray, "d f"],
+  dimensions: tuple[Any, Any],
+  precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "*b f"]:
+  """Multiplies by a matrix, as `flax.linen.Dense` asks for it.
+
+  With a precision of its own, the product is jax's.
+  """
+  if precision is not None or not multiplies_bfloat16():
+    return lax.dot_general(x, kernel, dimensions, precision=precision)
+  rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+  product = _dense(rows, jnp.asarray(kernel, jnp.float32))
+  return product.reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+
+_Operands = tuple[Float[Array, "n d"], Float[Array, "d f"]]
+
+
+@jax.custom_vjp
+def _dense(
+  x: Float[Array, "n d"], kernel: Float[Array, "d f"]
+) -> Float[Array, "n f"]:
+  return matmul(x, kernel)
+
+
+def _forward(
+  x: Float[Array, "n d"], kernel: Float[Array, "d f"]
+) -> tuple[Float[Array, "n f"], _Operands]:
+  operands = as_operand(x), as_operand(kernel)
+  return matmul(*operands), operands
+
+
+def _backward(operands: _Operands, gradient: Float[Array, "n f"]) -> _Operands:
+  (x, kernel), gradient = operands, as_operand(gradient)
+  return matmul_nt(gradient, kernel), matmul_tn(x, gradient)
+
+
+_dense.defvjp(_forward, _backward)

@@ -1,0 +1,44 @@
+"""What the models choose by platform."""
+
+import functools
+from pathlib import Path
+
+import jax
+
+# Precisions of jax that leave products to the platform, or ask for bfloat16.
+_ANY_PRECISION = (None, "default", "fastest", "bfloat16")
+# Most layers of an encoder that CPUs run without a loop. A loop copies what
+# the backward pass reads of each layer, which takes a fifth of a step; without
+# one, deep encoders take minutes to compile.
+_MOST_UNROLLED = 8
+
+
+@functools.cache
+def _has_amx() -> bool:
+  try:
+    return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+  except OSError:
+    return False
+
+
+def platform() -> str:
+  """Returns the platform of the mesh in effect, or jax's default."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
+def multiplies_bfloat16() -> bool:
+  """Returns whether products of float32 arrays are computed by `matmul`.
+
+  CPUs with AMX multiply bfloat16 four times as fast as float32. TPUs do what
+  is described there by themselves.
+  """
+  # pyrefly: ignore [missing-attribute]
+  precision = jax.config.jax_default_matmul_precision
+  return precision in _ANY_PRECISION and platform() == "cpu" and _has_amx()
+
+
+def num_unrolled(num_layers: int) -> int:
+  """Returns how many of a loop's layers are compiled one after the other."""
+  is_short = num_layers <= _MOST_UNROLLED
+  return num_layers if platform() == "cpu" and is_short else 1
