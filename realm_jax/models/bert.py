@@ -62,6 +62,7 @@ class BertConfig:
       tokens attend to equal words and to neighbours, and take over what they
       attend to, from the first step on.
     dtype: Type of activations and matrix products; parameters stay float32.
+      `matmul` says how float32 arrays are multiplied.
     attention: What computes attention: "xla", or "cudnn", a kernel for GPUs,
       which takes bfloat16 or float16 and leaves what is dropped out to XLA.
     remat_policy: What the backward pass does not compute again: the name of one
