@@ -28,6 +28,9 @@ from realm_jax.storage.local_disk import (
   save_array,
 )
 
+Rows = Int32[np.ndarray, " n"]
+Scores = Float32[np.ndarray, " n"]
+Sums = Float32[np.ndarray, " N"]
 # What a build has in memory at once: blocks that it counts, and postings that
 # it puts in order.
 _ROWS_PER_PART = 1 << 17
@@ -102,18 +105,14 @@ class Bm25Config(IndexConfig):
   def load(self, directory: Path, blocks: Blocks) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
     try:
-      starts, bounds, rows, scores = (
-        _map(directory / f"{name}.npy")
-        for name in ("starts", "bounds", "rows", "scores")
-      )
-      if not len(rows) == len(scores) == starts[-1]:
-        raise ValueError(f"{len(rows)} rows, {len(scores)} scores")
+      names = "starts", "bounds", "rows", "scores"
+      arrays = [_map(directory / f"{name}.npy") for name in names]
     except (ValueError, EOFError, OSError) as error:
       raise IndexLoadError(
         f"{directory} is damaged, or of a release with another format: "
-        f"{error!r}; build it again"
+        f"{error}; build it again"
       ) from error
-    return Bm25Index(blocks.num_blocks, starts, bounds, rows, scores)
+    return Bm25Index(blocks.num_blocks, *arrays)
 
 
 def _map(path: Path) -> np.ndarray:
@@ -156,9 +155,7 @@ def _write_parts(
 
 def _read_parts(
   folder: Path, starts: Int[np.ndarray, "p s"], first: int, limit: int
-) -> tuple[
-  Int32[np.ndarray, " n"], Int[np.ndarray, " n"], Int[np.ndarray, " n"]
-]:
+) -> tuple[Rows, Rows, Rows]:
   """Returns rows, words and counts of some words, by word and then by row."""
   columns = []
   for number, of_part in enumerate(starts):
@@ -173,7 +170,7 @@ def _read_parts(
   shape = (int(rows.max()) + 1, limit - first)
   by_word = sparse.coo_array((repeats, (rows, words)), shape=shape).tocsc()
   counts = np.diff(by_word.indptr)
-  words = np.repeat(np.arange(first, limit), counts)
+  words = np.repeat(np.arange(first, limit, dtype=np.int32), counts)
   return by_word.indices, words, by_word.data
 
 
@@ -188,18 +185,10 @@ class Bm25Index(Index):
   needs_vectors = False
   has_own_scores = True
 
-  def __init__(
-    self,
-    num_blocks: int,
-    starts: Int[np.ndarray, " s"],
-    bounds: Float32[np.ndarray, " v"],
-    rows: Int32[np.ndarray, " p"],
-    scores: Float32[np.ndarray, " p"],
-  ):
+  def __init__(self, num_blocks: int, *arrays: np.ndarray):
     self.num_blocks = num_blocks
-    # A word's highest score.
-    self._bounds = bounds
-    self._starts, self._rows, self._scores = starts, rows, scores
+    # The bounds are the highest score of each word.
+    self._starts, self._bounds, self._rows, self._scores = arrays
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns the k best blocks; those that share no word score 0.
@@ -232,18 +221,13 @@ class Bm25Index(Index):
     return SearchResult(rows=rows, scores=scores)
 
   def _candidates(
-    self,
-    words: Int32[np.ndarray, " w"],
-    k: int,
-    sums: Float32[np.ndarray, " N"],
-  ) -> Int32[np.ndarray, " n"]:
+    self, words: Int32[np.ndarray, " w"], k: int, sums: Sums
+  ) -> Rows:
     """Returns the rows, in order, that may be among the k best of a query."""
     distinct, counts = np.unique(words, return_counts=True)
     bounds = counts * self._bounds[distinct].astype(np.float64)
     order = np.argsort(-bounds)
-    terms = [
-      *zip(distinct[order].tolist(), counts[order].tolist(), strict=True)
-    ]
+    terms = np.column_stack([distinct, counts])[order].tolist()
     # What the terms from each place on can add.
     rest = [*np.cumsum(bounds[order][::-1])[::-1].tolist(), 0.0]
     at_least, place = 0.0, 0
@@ -255,25 +239,19 @@ class Bm25Index(Index):
       sums[rows] = own
       at_least = max(at_least, _kth_best(own, k))
       place += 1
-    found = np.flatnonzero(sums >= max(at_least - rest[place], _SMALLEST))
-    found = found.astype(np.int32)
+    is_kept = sums >= max(at_least - rest[place], _SMALLEST)
+    found = np.flatnonzero(is_kept).astype(np.int32)
     own = sums[found]
     sums.fill(0)
-    for (word, count), later in zip(
-      terms[place:], rest[place + 1 :], strict=True
-    ):
+    for i in range(place, len(terms)):
+      word, count = terms[i]
       own += count * self._scores_of(word, found, sums)
       at_least = max(at_least, _kth_best(own, k))
-      is_kept = own >= at_least - later
+      is_kept = own >= at_least - rest[i + 1]
       found, own = found[is_kept], own[is_kept]
     return found
 
-  def _scores_of(
-    self,
-    word: int,
-    rows: Int32[np.ndarray, " n"],
-    zeros: Float32[np.ndarray, " N"],
-  ) -> Float32[np.ndarray, " n"]:
+  def _scores_of(self, word: int, rows: Rows, zeros: Sums) -> Scores:
     """Returns what a word adds to some rows, 0 for those without it."""
     own, scores = self._postings(word)
     if len(own) < _POSTINGS_PER_LOOKUP * len(rows):
@@ -285,14 +263,12 @@ class Bm25Index(Index):
     places[places == len(own)] = 0
     return np.where(own[places] == rows, scores[places], np.float32(0))
 
-  def _postings(
-    self, word: int
-  ) -> tuple[Int32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
+  def _postings(self, word: int) -> tuple[Rows, Scores]:
     own = slice(self._starts[word], self._starts[word + 1])
     return self._rows[own], self._scores[own]
 
 
-def _kth_best(scores: Float32[np.ndarray, " n"], k: int) -> float:
+def _kth_best(scores: Scores, k: int) -> float:
   """Returns a score that k blocks reach, with what rounding may cost."""
   if len(scores) < k:
     return 0.0
