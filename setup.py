@@ -74,7 +74,6 @@ setup(
   install_requires=[
     "absl-py",
     "ahocorasick-rs",
-    "bm25s",
     "etils[epath]",
     # jax's cache of compilations needs it where its size is limited.
     "filelock",

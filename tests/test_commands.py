@@ -34,7 +34,6 @@ finally:
 # Each takes half a second to several, at every start of a command.
 SLOW_TO_IMPORT = {
   "apache_beam",
-  "bm25s",
   "faiss",
   "gcsfs",
   "matplotlib",

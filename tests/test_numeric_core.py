@@ -25,7 +25,7 @@ for name in {core}:
     importlib.import_module(inner.name)
 """
 _ABSENT = (
-  *("apache_beam", "bm25s", "clu", "faiss", "gin", "scann", "sentencex"),
+  *("apache_beam", "clu", "faiss", "gin", "scann", "sentencex"),
   *("seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"),
   "xmanager",
 )

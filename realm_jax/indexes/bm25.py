@@ -1,11 +1,14 @@
-"""BM25 over wordpieces, with the library bm25s (arXiv 2407.03618)."""
+"""BM25 over wordpieces, searched by the postings of a query's words."""
 
 import dataclasses
-import errno
+import math
+import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Float32, Int, Int32
+from scipy import sparse
 
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
@@ -16,9 +19,27 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchResult,
   check_k,
-  library_of,
 )
 from realm_jax.settings import Fraction, NonNegativeFloat
+from realm_jax.storage.local_disk import (
+  ScratchDirectory,
+  create_mapped_array,
+  drop_pages,
+  save_array,
+)
+
+Rows = Int32[np.ndarray, " n"]
+Scores = Float32[np.ndarray, " n"]
+Sums = Float32[np.ndarray, " N"]
+# What a build has in memory at once: blocks that it counts, and postings that
+# it puts in order.
+_ROWS_PER_PART = 1 << 17
+_POSTINGS_PER_WRITE = 1 << 24
+# float32 sums of the same scores differ by less, in whatever order.
+_ROUNDING = 1e-4
+_SMALLEST = float(np.finfo(np.float32).tiny)
+# Binary search of one block costs as much as reading so many postings.
+_POSTINGS_PER_LOOKUP = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,75 +58,218 @@ class Bm25Config(IndexConfig):
   b: Fraction = 0.4
 
   def build(self, blocks: Blocks, directory: Path | None = None) -> "Bm25Index":
-    """Counts the words of every block and writes a sparse matrix of scores."""
-    if blocks.token_ids is None:
-      raise RealmError("BM25 needs the blocks' wordpieces")
-    library = _library().BM25(
-      k1=self.k1, b=self.b, method="lucene", backend="numpy"
-    )
-    # The wordpieces' ids are the vocabulary, so no text is needed.
-    library.vocab_dict = {str(i): i for i in range(blocks.vocab_size)}
-    library.scores = library.build_index_from_ids(
-      range(blocks.vocab_size),
-      [blocks.token_ids(row).tolist() for row in range(blocks.num_blocks)],
-      show_progress=False,
-    )
-    if directory is not None:
-      try:
-        library.save(directory, show_progress=False)
-        # numpy overlooks that there was no room for the end of an array.
-        self.load(directory, blocks)
-      except (OSError, IndexLoadError) as error:
-        # numpy's error does not say that the disk is full.
-        raise OSError(
-          getattr(error, "errno", None) or errno.ENOSPC,
-          f"cannot write BM25's scores: {error}",
-          str(directory),
-        ) from error
-    return Bm25Index(library)
+    """Counts the words of every block, and writes the postings of each word.
+
+    Memory is 2 GB and about 30 bytes a block; while it builds, the disk holds
+    twice the index's size. Without a directory, the files are in TMPDIR, where
+    they have no names once they are loaded.
+    """
+    if directory is None:
+      with ScratchDirectory() as scratch:
+        return self.build(blocks, scratch.path / self.kind)
+    parts = directory / "parts"
+    parts.mkdir(parents=True)
+    lengths, starts_of_parts = _write_parts(blocks, parts)
+    frequencies = np.diff(starts_of_parts).sum(axis=0)
+    starts = np.append(0, np.cumsum(frequencies))
+    idf = [
+      math.log(1 + (blocks.num_blocks - count + 0.5) / (count + 0.5))
+      for count in frequencies.tolist()
+    ]
+    average = lengths.mean() or 1.0
+    norms = self.k1 * ((1 - self.b) + self.b * lengths / average)
+    bounds = np.zeros(blocks.vocab_size, np.float32)
+    paths = directory / "rows.npy", directory / "scores.npy"
+    for path, dtype in zip(paths, (np.int32, np.float32), strict=True):
+      create_mapped_array(path, dtype, (int(starts[-1]),))
+    first = 0
+    while starts[first] < starts[-1]:
+      blocks.check()
+      most = starts[first] + _POSTINGS_PER_WRITE
+      limit = int(np.searchsorted(starts, most, side="right")) - 1
+      limit = max(limit, first + 1)
+      rows, words, repeats = _read_parts(parts, starts_of_parts, first, limit)
+      saturated = repeats / (norms[rows] + repeats)
+      scores = (np.array(idf, np.float32)[words] * saturated).astype(np.float32)
+      np.maximum.at(bounds, words, scores)
+      for path, array in zip(paths, (rows, scores), strict=True):
+        # Mapped anew each time: pages that stay mapped count as memory.
+        mapped = np.lib.format.open_memmap(path, mode="r+")
+        mapped[starts[first] : starts[limit]] = array
+      first = limit
+    save_array(directory / "starts.npy", starts)
+    save_array(directory / "bounds.npy", bounds)
+    shutil.rmtree(parts)
+    return self.load(directory, blocks)
 
   def load(self, directory: Path, blocks: Blocks) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
-    del blocks
     try:
-      library = _library().BM25.load(
-        directory, mmap=True, show_progress=False, load_vocab=False
-      )
-    except (ValueError, KeyError, TypeError, OSError) as error:
+      names = "starts", "bounds", "rows", "scores"
+      arrays = [_map(directory / f"{name}.npy") for name in names]
+    except (ValueError, EOFError, OSError) as error:
       raise IndexLoadError(
-        f"bm25s cannot read {directory}: {error!r}; build it again"
+        f"{directory} is damaged, or of a release with another format: "
+        f"{error}; build it again"
       ) from error
-    return Bm25Index(library)
+    return Bm25Index(blocks.num_blocks, *arrays)
+
+
+def _map(path: Path) -> np.ndarray:
+  return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+
+
+def _write_parts(
+  blocks: Blocks, folder: Path
+) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, "p s"]]:
+  """Counts the words of some blocks after others.
+
+  A part's files list which block has a word, and how often, by word.
+
+  Returns:
+    The length of each block, and where in a part the postings of a word start.
+  """
+  if blocks.token_ids is None:
+    raise RealmError("BM25 needs the blocks' wordpieces")
+  lengths = np.zeros(blocks.num_blocks, np.int64)
+  starts = []
+  for start in range(0, blocks.num_blocks, _ROWS_PER_PART):
+    blocks.check()
+    rows = range(start, min(start + _ROWS_PER_PART, blocks.num_blocks))
+    words = [blocks.token_ids(row) for row in rows]
+    own = lengths[start : rows.stop]
+    own[:] = [len(of_block) for of_block in words]
+    flat = np.concatenate(words)
+    counts = sparse.csr_array(
+      (np.ones(len(flat), np.int32), flat, np.append(0, np.cumsum(own))),
+      shape=(len(rows), blocks.vocab_size),
+    ).tocsc()
+    counts.sum_duplicates()
+    save_array(
+      folder / f"{len(starts)}.npy",
+      np.stack([counts.indices + start, counts.data], dtype=np.int32),
+    )
+    starts.append(counts.indptr)
+  return lengths, np.stack(starts)
+
+
+def _read_parts(
+  folder: Path, starts: Int[np.ndarray, "p s"], first: int, limit: int
+) -> tuple[Rows, Rows, Rows]:
+  """Returns rows, words and counts of some words, by word and then by row."""
+  columns = []
+  for number, of_part in enumerate(starts):
+    mapped = _map(folder / f"{number}.npy")
+    part = mapped[:, of_part[first] : of_part[limit]]
+    counts = np.diff(of_part[first : limit + 1])
+    words = np.repeat(np.arange(limit - first, dtype=np.int32), counts)
+    columns.append(np.vstack([part, words]))
+    drop_pages(mapped)
+  rows, repeats, words = np.concatenate(columns, axis=1)
+  # A counting sort, which leaves the rows of a word in order.
+  shape = (int(rows.max()) + 1, limit - first)
+  by_word = sparse.coo_array((repeats, (rows, words)), shape=shape).tocsc()
+  counts = np.diff(by_word.indptr)
+  words = np.repeat(np.arange(first, limit, dtype=np.int32), counts)
+  return by_word.indices, words, by_word.data
 
 
 class Bm25Index(Index):
   """Scores blocks by the words that they share with the query.
 
-  Special wordpieces occur in no block, so those of a query score nothing.
+  Special wordpieces occur in no block, so those of a query score nothing. A
+  word's postings are the rows that have it, in order, and their scores.
   """
 
   kind = "bm25"
   needs_vectors = False
   has_own_scores = True
 
-  def __init__(self, library: Any):
-    self.num_blocks = int(library.scores["num_docs"])
-    self._library = library
+  def __init__(self, num_blocks: int, *arrays: np.ndarray):
+    self.num_blocks = num_blocks
+    # The bounds are the highest score of each word.
+    self._starts, self._bounds, self._rows, self._scores = arrays
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """Returns the k best blocks; those that share no word score 0."""
+    """Returns the k best blocks; those that share no word score 0.
+
+    The scores are exact: blocks are left out only where upper bounds of their
+    scores show that k others are better (MaxScore, Turtle and Flood 1995).
+    """
     check_k(k, self.num_blocks)
     shape = (len(queries.token_ids), k)
     rows = np.empty(shape, np.int32)
-    scores = np.empty(shape, np.float32)
+    scores = np.zeros(shape, np.float32)
+    sums = np.zeros(self.num_blocks, np.float32)
     for i, words in enumerate(queries.token_ids):
-      all_scores = self._library.get_scores_from_ids(words)
+      # Each block has 0 in `sums` here.
+      words = words[self._bounds[words] > 0]
+      found = self._candidates(words, k, sums)
+      # In the order of the query, as float32 rounds each sum.
+      columns = {
+        word: self._scores_of(word, found, sums) for word in {*words.tolist()}
+      }
+      total = np.zeros(len(found), np.float32)
+      for word in words.tolist():
+        total += columns[word]
       # Ties, also for the last place, go to the lower row.
-      found = np.flatnonzero(all_scores >= np.partition(all_scores, -k)[-k])
-      order = np.argsort(-all_scores[found], kind="stable")[:k]
-      rows[i], scores[i] = found[order], all_scores[found[order]]
+      order = np.argsort(-total, kind="stable")[:k]
+      count = len(order)
+      rows[i, :count], scores[i, :count] = found[order], total[order]
+      if count < k:
+        rows[i, count:] = np.setdiff1d(np.arange(k), found)[: k - count]
     return SearchResult(rows=rows, scores=scores)
 
+  def _candidates(
+    self, words: Int32[np.ndarray, " w"], k: int, sums: Sums
+  ) -> Rows:
+    """Returns the rows, in order, that may be among the k best of a query."""
+    distinct, counts = np.unique(words, return_counts=True)
+    bounds = counts * self._bounds[distinct].astype(np.float64)
+    order = np.argsort(-bounds)
+    terms = np.column_stack([distinct, counts])[order].tolist()
+    # What the terms from each place on can add.
+    rest = [*np.cumsum(bounds[order][::-1])[::-1].tolist(), 0.0]
+    at_least, place = 0.0, 0
+    # From some place on, a block that has no earlier term cannot be found.
+    while place < len(terms) and rest[place] >= at_least:
+      word, count = terms[place]
+      rows, scores = self._postings(word)
+      own = sums[rows] + count * scores
+      sums[rows] = own
+      at_least = max(at_least, _kth_best(own, k))
+      place += 1
+    is_kept = sums >= max(at_least - rest[place], _SMALLEST)
+    found = np.flatnonzero(is_kept).astype(np.int32)
+    own = sums[found]
+    sums.fill(0)
+    for i in range(place, len(terms)):
+      word, count = terms[i]
+      own += count * self._scores_of(word, found, sums)
+      at_least = max(at_least, _kth_best(own, k))
+      is_kept = own >= at_least - rest[i + 1]
+      found, own = found[is_kept], own[is_kept]
+    return found
 
-def _library() -> Any:
-  return library_of("bm25", "bm25s", "`pip install bm25s`")
+  def _scores_of(self, word: int, rows: Rows, zeros: Sums) -> Scores:
+    """Returns what a word adds to some rows, 0 for those without it."""
+    own, scores = self._postings(word)
+    if len(own) < _POSTINGS_PER_LOOKUP * len(rows):
+      zeros[own] = scores
+      added = zeros[rows]
+      zeros[own] = 0
+      return added
+    places = np.searchsorted(own, rows)
+    places[places == len(own)] = 0
+    return np.where(own[places] == rows, scores[places], np.float32(0))
+
+  def _postings(self, word: int) -> tuple[Rows, Scores]:
+    own = slice(self._starts[word], self._starts[word + 1])
+    return self._rows[own], self._scores[own]
+
+
+def _kth_best(scores: Scores, k: int) -> float:
+  """Returns a score that k blocks reach, with what rounding may cost."""
+  if len(scores) < k:
+    return 0.0
+  return (1 - _ROUNDING) * float(np.partition(scores, -k)[-k])

@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 
+from realm_jax.indexes import bm25
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
   CONFIGS,
   Blocks,
   Index,
+  IndexLoadError,
   QueryBatch,
   SearchError,
   config_from,
@@ -185,6 +187,58 @@ def test_scores_are_those_of_the_formula(k1, b):
   np.testing.assert_allclose(
     found.scores[0], [scores[row] for row in order], rtol=1e-6
   )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bm25_ranks_as_if_all_blocks_were_scored(seed, monkeypatch):
+  # Postings come from several parts, and are written in several goes.
+  monkeypatch.setattr(bm25, "_ROWS_PER_PART", 300)
+  monkeypatch.setattr(bm25, "_POSTINGS_PER_WRITE", 2000)
+  rng = np.random.default_rng(seed)
+  # Few distinct blocks, so that many score alike. Words are as in a text, and
+  # the last ones are in no block.
+  odds = 1 / np.arange(1, 91)
+  texts = [
+    10 + rng.choice(90, rng.integers(0, 30), p=odds / odds.sum())
+    for _ in range(400)
+  ]
+  tokens = [texts[i] for i in rng.integers(0, 400, 1000)]
+  counts = np.stack([np.bincount(words, minlength=120) for words in tokens])
+  frequency = (counts > 0).sum(axis=0)
+  idf = [math.log(1 + (1000 - df + 0.5) / (df + 0.5)) for df in frequency]
+  lengths = counts.sum(axis=1, keepdims=True)
+  norms = 0.9 * ((1 - 0.4) + 0.4 * lengths / lengths.mean())
+  matrix = np.float32(np.float32(idf) * (counts / (norms + counts)))
+  queries = rng.integers(10, 110, (20, 12)).astype(np.int32)
+  queries[:, 8:] = queries[:, 2:3]
+  queries[0] = [2, *range(101, 110), 3, 0]
+  blocks = Blocks(1000, token_ids=lambda row: tokens[row], vocab_size=120)
+  index = Bm25Config().build(blocks)
+  for k in (1, 8, 100, 1000):
+    found = index.search(QueryBatch(queries), k)
+    for query, rows, scores in zip(
+      queries, found.rows, found.scores, strict=True
+    ):
+      total = np.zeros(1000, np.float32)
+      for word in query:
+        total += matrix[:, word]
+      order = np.argsort(-total, kind="stable")[:k]
+      np.testing.assert_array_equal(rows, order)
+      np.testing.assert_array_equal(scores, total[order])
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "scores.npy", "starts.npy"])
+def test_bm25_without_a_whole_file_says_to_build_it_again(name, tmp_path):
+  for size in (None, 40, 200):
+    folder = tmp_path / str(size)
+    Bm25Config().build(_blocks(50), folder)
+    path = folder / name
+    if size is None:
+      path.unlink()
+    else:
+      path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(IndexLoadError, match="build it again"):
+      Bm25Config().load(folder, _blocks(50))
 
 
 def test_a_hybrid_adds_ranks_or_scores():
