@@ -254,7 +254,7 @@ import realm_jax, realm_jax.inputs.question_files, realm_jax.serving.service
 import realm_jax.corpus.build, realm_jax.snapshots.build
 import realm_jax.weights.importing, realm_jax.weights.hugging_face
 run = realm_jax.load(sys.argv[1])
-print(run.ask("who?").answers[0].text, run.retrieve("who?")[0].title)
+print(run.ask("who?").answers[0].text, run.retrieve("who?")[0].block.title)
 print(run.explain("who?"))
 """
 _RUNS = """
