@@ -1,6 +1,8 @@
-"""REALM pre-training makes a better retriever of that of inverse cloze.
+"""The stages before questions learn: REALM reads what its retriever finds.
 
-The stages are trained in a process of its own, with one device, some of XLA's
+Worlds of this size are too small to compare retrievers: the reciprocal rank
+after REALM moves by 0.1 with rounding alone. The demo compares them. The stages
+are trained in a process of its own, with one device, some of XLA's
 optimizations, and memory that it keeps.
 """
 
@@ -65,17 +67,14 @@ def main() -> None:
     WAIT_FOR_SNAPSHOTS=True,
   )
   run(realm)
-  ranks = [
-    demo.recalls(one, step, STATEMENTS)["mrr"]
-    for one, step in ((cloze, _ICT_STEPS), (realm, _STEPS))
-  ]
+  rank = demo.recalls(cloze, _ICT_STEPS, STATEMENTS)["mrr"]
   masked = run(
     demo.evaluate("masked", "eval_masked", realm, NUM_BATCHES=16)
   ).figures()
-  print(json.dumps({"mrr": ranks, "masked": masked}))
+  print(json.dumps({"inverse_cloze_mrr": rank, "masked": masked}))
 
 
-def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
+def test_inverse_cloze_finds_and_pretraining_reads_what_is_found(
   command_server, command_environment, tmp_path
 ):
   # Without any optimization, hundreds of steps are slow.
@@ -88,18 +87,10 @@ def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
   )
   assert done.returncode == 0, done.stderr[-3000:]
   figures = json.loads(done.stdout.splitlines()[-1])
-  masked = figures["masked"]
-  # Worlds and runs of the seeds 0, 1 and 2: 0.42, 0.28 and 0.11.
-  assert masked["retrieval_utility"] >= 0.05, figures
-  # Of seed 0 alone. Four runs had 0.25 after inverse cloze, and 0.31 to 0.38
-  # after REALM; seed 1 had 0.27 and 0.32, and seed 2 lost: 0.30 and 0.19.
-  inverse_cloze, realm = figures["mrr"]
-  assert realm >= inverse_cloze + 0.03, figures
-  # Untrained it has 0.12.
-  assert inverse_cloze >= 0.2, figures
-  # 0.100, and 0.057 without candidates; seed 1 gained 0.03, seed 2 −0.01.
-  gain = masked["masked_accuracy"] - masked["masked_accuracy_null"]
-  assert gain >= 0.02, figures
+  # Untrained it has 0.12; 0.25 to 0.30 with the seeds 0, 1 and 2.
+  assert figures["inverse_cloze_mrr"] >= 0.2, figures
+  # 0.42 and 0.22, in two orders of summation, 0.28 and 0.11 with these seeds.
+  assert figures["masked"]["retrieval_utility"] >= 0.05, figures
 
 
 if __name__ == "__main__":
