@@ -44,7 +44,7 @@ def ask(
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     token_ids = record["question_tokens"][:num_words]
-    # Padded to the longest answer of other questions, too.
+    # They are padded to the longest answer of all questions of a lookup.
     answers = record["answer_tokens"]
     longest = tf.reduce_max(tf.math.count_nonzero(answers, axis=1))
     return {

@@ -59,8 +59,8 @@ import pytest  # noqa: E402
 
 from tests import runtime_types  # noqa: E402
 
-# Functions that annotate shapes are checked at run time, of which the type
-# checker knows nothing. To check all others, too, takes a sixth more time.
+# The type checker knows nothing of shapes, so functions that annotate them are
+# checked at run time. To check all other functions takes a sixth more time.
 jaxtyping.jaxtyped = runtime_types.of_shapes
 jaxtyping.install_import_hook(
   [

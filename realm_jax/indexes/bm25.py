@@ -38,7 +38,7 @@ _POSTINGS_PER_WRITE = 1 << 24
 # float32 sums of the same scores differ by less, in whatever order.
 _ROUNDING = 1e-4
 _SMALLEST = float(np.finfo(np.float32).tiny)
-# Binary search of one block costs as much as reading so many postings.
+# Number of postings that can be read in the time of one binary search.
 _POSTINGS_PER_LOOKUP = 16
 
 

@@ -79,7 +79,7 @@ def attend(
       *(by_heads(x).transpose(0, 2, 1, 3) for x in (query, key, value)),
       bias=mask.astype(query.dtype),
       implementation="cudnn",
-    )
+    ).transpose(0, 2, 1, 3)
   else:
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * max_positions
     context = _attend_by_heads(

@@ -1,5 +1,6 @@
 """Answers of the page's requests, as plain data."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -174,7 +175,8 @@ class Service:
       texts,
       "question",
       lambda token_ids, good: (
-        result.json() for result in ask(run, good, token_ids=token_ids)
+        dataclasses.replace(result, source=_source(run)).json()
+        for result in ask(run, good, token_ids=token_ids)
       ),
     )
 
