@@ -96,6 +96,7 @@ setup(
     "regex",
     "safetensors",
     "scipy",
+    "sentencepiece",
     "sentencex",
     "zstandard",
   ],

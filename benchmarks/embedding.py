@@ -72,7 +72,7 @@ def for_corpus(retriever: BertRetriever, corpus: Corpus) -> BertRetriever:
   """Returns the retriever for the corpus's vocabulary."""
   words = corpus.vocabulary
   return retriever.for_vocabulary(
-    vocab_size=words.vocab_size, separator_id=words.sep_id
+    vocab_size=words.size, separator_id=words.sep_id
   )
 
 

@@ -30,20 +30,28 @@ readers of the version before continue to read it. Vocabulary, block length,
 language and dropped titles are those of the corpus; give the other flags of the
 build.
 
+    python -m realm_jax.build_corpus --update --view=t5:spiece.model \
+      --output_dir=corpus
+
+keeps the texts of a corpus in a further vocabulary, for a reader such as T5;
+updates then do so, too. A build takes the same flag.
+
 A gin file may bind the arguments of `build.build_corpus` and
 `update.update_corpus` of `realm_jax.corpus`; flags take precedence.
 """
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary, UpdateSummary
-from realm_jax.corpus.update import update_corpus
+from realm_jax.corpus.update import add_views, update_corpus
 
 _INPUTS = flags.DEFINE_multi_string(
   "input",
@@ -51,10 +59,11 @@ _INPUTS = flags.DEFINE_multi_string(
   "File or quoted pattern of JSON Lines, TSV, parquet or texts, a folder of "
   "texts or of a saved data set, tfds:NAME/CONFIG[:SPLIT], or "
   "seqio:MODULE:TASK[:SPLIT]; repeatable.",
-  required=True,
 )
 _UPDATE = flags.DEFINE_bool(
-  "update", False, "Update the corpus at --output_dir by document ids."
+  "update",
+  False,
+  "Update the corpus at --output_dir by document ids, or add a --view to it.",
 )
 _OF_BUILDS = (
   *("output_dir", "vocab", "block_length", "language", "cased", "tagger"),
@@ -66,7 +75,7 @@ _OF_BUILDS = (
     "overwrite",
     "name",
   ),
-  *("remove_duplicates", "workers", "runner", "pipeline_options"),
+  *("remove_duplicates", "view", "workers", "runner", "pipeline_options"),
 )
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)
 
@@ -75,6 +84,11 @@ def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
   given = command_line.given_flags(*_OF_BUILDS)
+  if _UPDATE.value and "view" in given:
+    _add_views(**given)
+    return
+  if not _INPUTS.value:
+    raise CorpusError("--input is missing; give files or folders of text")
   function: Callable[..., BuildSummary | UpdateSummary]
   function = update_corpus if _UPDATE.value else build_corpus
   for name in given.keys() - inspect.signature(function).parameters.keys():
@@ -93,6 +107,18 @@ def main(argv: Sequence[str]) -> None:
     for warning in summary.warnings():
       print(f"warning: {warning}")
   print(f"corpus: {given['output_dir']}{version}")
+
+
+def _add_views(**given: Any) -> None:
+  others = given.keys() - inspect.signature(add_views).parameters.keys()
+  if _INPUTS.value or others:
+    raise CorpusError(
+      f"--update --view takes no --{min(others, default='input')}: it adds a "
+      "view to the texts that the corpus has; update these in another command"
+    )
+  add_views(**given)
+  views = Corpus.open(given["output_dir"]).views
+  print(f"corpus: {given['output_dir']}, views: {', '.join(views)}")
 
 
 if __name__ == "__main__":

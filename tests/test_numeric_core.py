@@ -25,9 +25,9 @@ for name in {core}:
     importlib.import_module(inner.name)
 """
 _ABSENT = (
-  *("apache_beam", "clu", "faiss", "gin", "scann", "sentencex"),
+  *("apache_beam", "clu", "faiss", "gin", "scann", "sentencepiece"),
   *("seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"),
-  "xmanager",
+  *("sentencex", "xmanager"),
 )
 # What a user of the models, losses and steps imports.
 _CORE = (

@@ -150,7 +150,7 @@ class World:
   def components(self) -> Components:
     """The two modules over the corpus's vocabulary."""
     words = self.corpus.vocabulary
-    vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
+    vocabulary = {"vocab_size": words.size, "separator_id": words.sep_id}
     components = Components({"retriever": RETRIEVER, "reader": READER})
     return components.for_vocabulary(**vocabulary)
 

@@ -23,6 +23,7 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.sources import Piece
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.views import Vocabularies
 from realm_jax.corpus.writing import Blocks, write_shard
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
@@ -239,7 +240,7 @@ class BlockBuilder:
     ordinals = np.arange(len(firsts)) - document_starts[owners]
     owned = [documents[i] for i in owners.tolist()]
     span_offsets = np.searchsorted(spans[:, 0], token_bounds)
-    token_dtype = "<u2" if self.vocabulary.vocab_size <= 1 << 16 else "<i4"
+    token_dtype = "<u2" if self.vocabulary.size <= 1 << 16 else "<i4"
 
     def shifted(
       ranges: np.ndarray, by: np.ndarray, counts: np.ndarray
@@ -281,17 +282,19 @@ class BlockBuilder:
 Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
 
 
-def build_piece(builder: BlockBuilder, directory: str, piece: Piece) -> Built:
+def build_piece(
+  builder: BlockBuilder, views: Vocabularies, directory: str, piece: Piece
+) -> Built:
   """Writes a shard to a directory, which may be on an object store."""
   summary, name = BuildSummary(), f"shard-{piece.number:05d}"
   blocks = builder.blocks(piece.documents, summary)
   if not is_remote(directory):
     # Of an attempt that failed.
     shutil.rmtree(Path(directory) / name, ignore_errors=True)
-    record = write_shard(Path(directory) / name, blocks)
+    record = write_shard(Path(directory) / name, blocks, views)
     return record, vars(summary)
   with ScratchDirectory() as scratch:
-    record = write_shard(scratch.path / name, blocks)
+    record = write_shard(scratch.path / name, blocks, views)
     upload_directory(scratch.path, directory)
   return record, vars(summary)
 

@@ -29,6 +29,7 @@ from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.views import LEARNED_BYTES, learn_views, parse_views
 from realm_jax.corpus.workers import map_in_processes
 from realm_jax.corpus.writing import (
   SHARD_BYTES,
@@ -64,6 +65,7 @@ def build_corpus(
   output_dir: epath.PathLike,
   *,
   vocab: str | None = None,
+  view: Sequence[str] = (),
   block_length: int = 288,
   language: str = ENGLISH,
   cased: bool | None = None,
@@ -92,6 +94,10 @@ def build_corpus(
     vocab: BERT vocabulary file, the directory of a model that has one, or
       `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
       of 256 MiB.
+    view: Further vocabulary in which the corpus keeps its texts, for a reader
+      such as T5: NAME:spiece.model, a SentencePiece model, or NAME:train:SIZE
+      to learn one of at most SIZE pieces from the input, or from a sample of
+      32 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
@@ -143,6 +149,7 @@ def build_corpus(
   require_language(language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
+  parsed_views = parse_views(view)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
   trains = vocab.startswith(_TRAIN)
@@ -156,6 +163,7 @@ def build_corpus(
     cased = language in WITHOUT_CAPITALS if cased is None else cased
     size = int(vocab.removeprefix(_TRAIN))
     words = _learned_vocabulary(source, size, cased)
+  views = learn_views(parsed_views, lambda: _texts(source, LEARNED_BYTES))
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
   # A relative path such as ".." has no name of its own.
@@ -175,7 +183,7 @@ def build_corpus(
       # Other machines write to it. Without corpus.json it is no corpus.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    build = functools.partial(build_piece, blocks, str(directory))
+    build = functools.partial(build_piece, blocks, views, str(directory))
     if runner is None:
       built = map_in_processes(build, source.pieces(piece_bytes), workers)
     else:
@@ -202,6 +210,7 @@ def build_corpus(
       staging,
       name=name,
       vocabulary=words,
+      views=views,
       block_length=block_length,
       shards=shards,
       summary=vars(summary),
@@ -315,20 +324,21 @@ def _find_duplicates(
 def _learned_vocabulary(
   source: DocumentSource, size: int, cased: bool
 ) -> WordpieceVocabulary:
-  """Trains a vocabulary on titles and texts, of a large corpus a sample."""
+  """Trains a vocabulary on titles and texts."""
   # Imported late: it imports TensorFlow, which is the extra `train`.
   from realm_jax.text.vocabulary_training import train_vocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
-  stride = source.num_bytes // _VOCABULARY_BYTES + 1
-  total = -(-source.num_rows // stride)
-  progress = Progress("documents (vocabulary)", total=total)
+  texts = _texts(source, _VOCABULARY_BYTES)
+  pieces = train_vocabulary(texts, size, cased=cased)
+  return WordpieceVocabulary(pieces, Normalization.of(cased=cased))
 
-  def texts() -> Iterator[str]:
+
+def _texts(source: DocumentSource, most: int) -> Iterator[str]:
+  """Yields titles and texts; of more than so many bytes, a sample."""
+  stride = source.num_bytes // most + 1
+  total = -(-source.num_rows // stride)
+  with Progress("documents (vocabulary)", total=total) as progress:
     for document in source.documents(stride):
       progress.advance()
       yield from (document.title, document.text)
-
-  with progress:
-    pieces = train_vocabulary(texts(), size, cased=cased)
-  return WordpieceVocabulary(pieces, Normalization.of(cased=cased))

@@ -2,6 +2,7 @@
 
     corpus.json          manifest of the newest version, written last
     vocab.txt, vocab.json    the vocabulary: see `text.vocabulary_files`
+    views/t5.model       that of a view: see `views.py`
     shard-00000/*.npy    arrays of documents and blocks: see `shard.py`
 
 An update adds files and changes none but `corpus.json`:
@@ -20,11 +21,14 @@ A manifest has
     vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
+    views                of each view by name: bytes and sha256 of its model,
+                         and the size of its vocabulary
     shards               of each: name; the three counts; span_kinds, the names
                          of its kinds of salient spans by their numbers; files,
                          the bytes and sha256 of each by its name; and, if an
                          update has removed blocks, removed: path, bytes and
-                         sha256 of their list, and their counts
+                         sha256 of their list, and their counts; and, of each
+                         view by name, its files as in files
 """
 
 import hashlib
@@ -42,6 +46,7 @@ from realm_jax.text.languages import ENGLISH
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
 REMOVED = "removed"
+VIEWS = "views"
 VERSIONS = "versions"
 _COUNTS = ("num_blocks", "num_documents", "num_tokens")
 
@@ -60,6 +65,7 @@ def make_manifest(
   fields: Sequence[str] = (),
   language: str = ENGLISH,
   version: int = 1,
+  views: Mapping[str, Any] | None = None,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
 
@@ -98,6 +104,7 @@ def make_manifest(
     "shards": list(shards),
     "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
     **({"language": language} if language != ENGLISH else {}),
+    **({"views": views} if views else {}),
   }
 
 
@@ -137,6 +144,11 @@ def manifest_path(version: int) -> str:
   return f"{VERSIONS}/{version:08d}.json"
 
 
+def model_path(view: str) -> str:
+  """Returns the file of a view's model."""
+  return f"{VIEWS}/{view}.model"
+
+
 def earlier_versions(directory: epath.Path) -> list[int]:
   """Returns the versions before the newest, in order."""
   names = list_names(directory / VERSIONS)
@@ -145,16 +157,18 @@ def earlier_versions(directory: epath.Path) -> list[int]:
 
 
 def files_of(manifest: Manifest) -> list[FileRecord]:
-  """Returns the record of every file of arrays.
+  """Returns the record of every file of arrays, and of views' models.
 
   Raises:
     DamagedFileError: A path leads out of the corpus.
   """
-  files: dict[str, Any] = {}
+  views = manifest.get("views", {})
+  files: dict[str, Any] = {model_path(name): views[name] for name in views}
   for shard in manifest["shards"]:
     require_below(shard["name"])
-    for name, record in shard["files"].items():
-      files[f"{shard['name']}/{name}"] = record
+    for arrays in (shard["files"], *shard.get("views", {}).values()):
+      for name, record in arrays.items():
+        files[f"{shard['name']}/{name}"] = record
     if "removed" in shard:
       files[shard["removed"]["path"]] = shard["removed"]
   return [FileRecord.from_entry(*file) for file in files.items()]

@@ -17,6 +17,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
+from realm_jax.corpus.views import View, unknown_view
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.vocabulary_files import read_vocabulary
@@ -162,6 +163,10 @@ class Corpus:
     self.drop_titles = tuple(manifest["drop_titles"])
     self.fields = tuple(manifest.get("fields", ()))
     self.language = manifest.get("language", ENGLISH)
+    # The digests of views, by name.
+    self.views = {
+      name: view["sha256"] for name, view in manifest.get("views", {}).items()
+    }
     self._staged = StagedFiles(
       source,
       files_of(manifest),
@@ -175,7 +180,7 @@ class Corpus:
     records = manifest["shards"]
     kinds = dict.fromkeys(kind for r in records for kind in r["span_kinds"])
     self.span_kinds = tuple(kinds)
-    self.shards = [Shard(r, self._local, self.span_kinds) for r in records]
+    self.shards = [Shard(r, self.local, self.span_kinds) for r in records]
     sizes = [shard.num_blocks for shard in self.shards]
     self.num_blocks = sum(sizes)
     self._first_rows = np.append(0, np.cumsum(sizes))
@@ -247,7 +252,7 @@ class Corpus:
     """Reads every file and compares checksums; raises `CorpusError`."""
     self._staged.verify()
 
-  def _local(self, path: str) -> Path:
+  def local(self, path: str) -> Path:
     """Returns a local file, by its path in the directory.
 
     Those on an object store are copied to the cache when they are first used:
@@ -261,6 +266,12 @@ class Corpus:
       self._copied.add(kind)
     return self._staged.root / path
 
+  def local_folder(self, *arrays: str) -> Path:
+    """Returns a local directory that has these arrays of all shards."""
+    for name in arrays:
+      self.shards[0].array(name)
+    return self._staged.root
+
   def require_vocabulary_of(self, other: "Corpus") -> None:
     """Raises `CorpusError` if another corpus has another vocabulary."""
     if self.vocab_sha256 != other.vocab_sha256:
@@ -273,12 +284,26 @@ class Corpus:
   def vocabulary(self) -> WordpieceVocabulary:
     """The vocabulary that the corpus was built with."""
     vocabulary = read_vocabulary(self.source)
-    if vocabulary.sha256 != self.vocab_sha256:
+    if vocabulary.digest != self.vocab_sha256:
       raise CorpusError(
         f"vocab.txt and vocab.json of {self.source} are not those that the "
         "corpus was built with; put these back, or build the corpus again"
       )
     return vocabulary
+
+  def view(self, name: str | None) -> View:
+    """Opens a view by its name; None is the corpus's own wordpieces.
+
+        blocks = corpus.view("t5").gather(rows, 250)
+
+    Raises:
+      CorpusError: The corpus has no such view.
+    """
+    if name is None:
+      return View(self, None, self.vocab_sha256)
+    if name not in self.views:
+      raise unknown_view(self, name)
+    return View(self, name, self.views[name])
 
   # --- All blocks -------------------------------------------------------
 
@@ -330,7 +355,7 @@ class Corpus:
 
   # --- Many blocks ------------------------------------------------------
 
-  def _by_shard(
+  def by_shard(
     self, rows: Int[np.ndarray, " n"]
   ) -> Iterator[tuple[Shard, Int[np.ndarray, " m"], Int[np.ndarray, " m"]]]:
     """Yields each shard, the indices of its rows in `rows`, and positions."""
@@ -358,7 +383,7 @@ class Corpus:
     tokens = np.zeros((rows.size, length), np.int32)
     tokens[:, 0] = self._cls_id
     tokens[:, 1:NUM_SPECIAL_TOKENS] = self._sep_id
-    for shard, indices, positions in self._by_shard(rows.reshape(-1)):
+    for shard, indices, positions in self.by_shard(rows.reshape(-1)):
       tokens[indices] = shard.gather(
         positions, length, cls_id=self._cls_id, sep_id=self._sep_id
       )
@@ -383,7 +408,7 @@ class Corpus:
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """Returns the texts of many bodies as they were written, in UTF-8."""
     bodies = [b""] * rows.size
-    for shard, indices, positions in self._by_shard(rows):
+    for shard, indices, positions in self.by_shard(rows):
       for i, position in zip(indices.tolist(), positions.tolist(), strict=True):
         bodies[i] = shard.item("bodies", position).tobytes()
     return bodies

@@ -1,5 +1,7 @@
 """Updates a corpus: documents are added, replaced and removed by their ids.
 
+Views are added to the newest version, whose manifest is replaced for that.
+
 The new version has the blocks that a build of the changed text would have, in
 another order. Blocks of unchanged documents keep their ids, text and files.
 
@@ -13,6 +15,8 @@ slower of two updates usually finds that the other was faster, but one of them
 can be lost between that check and its own write.
 """
 
+import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -21,21 +25,31 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
+from realm_jax.console import Progress
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
-from realm_jax.corpus.manifest import Manifest, ShardRecord
+from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
+from realm_jax.corpus.views import (
+  LEARNED_BYTES,
+  TEXTS,
+  learn_views,
+  parse_views,
+  write_models,
+  write_views,
+)
+from realm_jax.corpus.workers import map_in_processes
 from realm_jax.corpus.writing import write_removed, write_shards
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.atomic import check_target, staging_directory
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
-from realm_jax.storage.paths import is_remote, list_names, upload_directory
+from realm_jax.storage.paths import is_remote, sizes_below, upload_directory
 from realm_jax.text.salient_spans import Tagger
 
 # Phrases are counted in about as many blocks of the version before.
@@ -82,24 +96,14 @@ def update_corpus(
       written, or a bucket not read.
   """
   require_readable(*inputs)
-  require_writable(output_dir)
   directory = epath.Path(output_dir)
-  manifests.read(directory)  # Raises an error if there is none.
-  check_target(directory)
-  with (
-    explain_full_disk(directory, advice="free some space"),
-    # Locally, this also keeps other updates out.
-    staging_directory(directory) as staging,
-  ):
-    before, corpus = manifests.read(directory), Corpus.open(directory)
+  with _changing(directory) as (staging, before, corpus):
     summary = UpdateSummary(version=corpus.version)
     version = corpus.version + 1
     prefix = f"v{version:08d}"
     if is_remote(directory):
       # A concurrent update must not use the same names.
       prefix += f"-{secrets.token_hex(4)}"
-    else:
-      _remove_unnamed(directory)
     reader = RowReader(
       fields=corpus.fields,
       drop_titles=corpus.drop_titles if drop_titles is None else drop_titles,
@@ -122,6 +126,7 @@ def update_corpus(
     new_shards = write_shards(
       staging,
       builder.blocks(_changed(source, existing, summary), summary.new),
+      views={name: corpus.view(name).vocabulary for name in corpus.views},
       prefix=f"shard-{prefix}",
     )
     old_shards = existing.without_removed(staging, prefix, summary)
@@ -138,6 +143,7 @@ def update_corpus(
       drop_titles=reader.dropped_titles,
       fields=corpus.fields,
       language=corpus.language,
+      views=before.get("views"),
     )
     if not manifest["num_blocks"]:
       raise CorpusError(
@@ -145,6 +151,69 @@ def update_corpus(
       )
     _publish(staging, directory, before, manifest)
   return summary
+
+
+def add_views(
+  output_dir: epath.PathLike, view: Sequence[str], *, workers: int = 1
+) -> None:
+  """Adds views to the newest version of a corpus, which stays that version.
+
+  `build_corpus` describes the arguments. A model to learn is learned from the
+  blocks. Updates keep the views, and make them of new documents.
+
+  Raises:
+    CorpusError: There is no corpus, or an argument is wrong.
+    TargetError, DiskFullError, StoreAccessError: The directory cannot be
+      written, or a bucket not read.
+    VocabularyError: A model cannot be used.
+  """
+  directory = epath.Path(output_dir)
+  with _changing(directory) as (staging, before, corpus):
+    parsed = parse_views(view, known=[*corpus.views])
+    source = corpus.local_folder(*TEXTS)
+    stride = sum(len(s.array("bodies")) for s in corpus.shards) // LEARNED_BYTES
+    rows = range(0, corpus.num_blocks, stride + 1)
+
+    def texts() -> Iterator[str]:
+      for block in map(corpus.block, rows):
+        yield from (block.title, block.text)
+
+    views = learn_views(parsed, texts)
+    write = functools.partial(write_views, source, staging, views)
+    shards: list[ShardRecord] = []
+    with (
+      Progress("shards", total=len(before["shards"])) as progress,
+      contextlib.closing(
+        map_in_processes(write, before["shards"], workers)
+      ) as written,
+    ):
+      for record in written:
+        shards.append(record)
+        progress.advance()
+    known = before.get("views", {}) | write_models(staging, views)
+    _publish(
+      staging, directory, before, {**before, "shards": shards, "views": known}
+    )
+
+
+@contextlib.contextmanager
+def _changing(
+  directory: epath.Path,
+) -> Iterator[tuple[Path, Manifest, Corpus]]:
+  """Yields a directory for new files, the newest manifest and its corpus.
+
+  Locally, other changes are kept out meanwhile.
+  """
+  require_writable(directory)
+  manifests.read(directory)  # Raises an error if there is none.
+  check_target(directory)
+  with (
+    explain_full_disk(directory, advice="free some space"),
+    staging_directory(directory) as staging,
+  ):
+    if not is_remote(directory):
+      _remove_unnamed(directory)
+    yield staging, manifests.read(directory), Corpus.open(directory)
 
 
 class _ExistingDocuments:
@@ -242,7 +311,7 @@ def _changed(
 def _publish(
   staging: Path, directory: epath.Path, before: Manifest, manifest: Manifest
 ) -> None:
-  """Adds the files of a version, and makes it the newest.
+  """Adds new files, and replaces the manifest; that of a version is kept.
 
   Raises:
     CorpusError: Another process has done so since `before` was read.
@@ -253,8 +322,9 @@ def _publish(
     raise CorpusError(
       f"another process has updated {directory} meanwhile; update it again"
     )
-  kept = directory / manifests.manifest_path(before["corpus_version"])
-  write_json(kept, before)
+  if manifest["corpus_version"] != before["corpus_version"]:
+    kept = directory / manifests.manifest_path(before["corpus_version"])
+    write_json(kept, before)
   write_json(directory / manifests.MANIFEST_NAME, manifest)
 
 
@@ -278,16 +348,15 @@ def _move_files(staging: Path, target: epath.Path) -> None:
 
 def _remove_unnamed(directory: epath.Path) -> None:
   """Removes files of a killed update, and of versions that were deleted."""
-  found = {n for n in list_names(directory) if n.startswith("shard-")}
-  for name in list_names(directory / manifests.REMOVED):
-    found.add(f"{manifests.REMOVED}/{name}")
-  for version in (*manifests.earlier_versions(directory), None):
-    for shard in manifests.read(directory, version=version)["shards"]:
-      found.discard(shard["name"])
-      if "removed" in shard:
-        found.discard(shard["removed"]["path"])
-  for path in (directory / name for name in sorted(found)):
-    if path.is_dir():
-      path.rmtree()
-    else:
+  named = {
+    file.path
+    for version in (*manifests.earlier_versions(directory), None)
+    for file in files_of(manifests.read(directory, version=version))
+  }
+  found = (Path(directory, path) for path in {*sizes_below(directory)} - named)
+  ours = ("shard-", manifests.REMOVED, manifests.VIEWS)
+  for path in found:
+    if path.parent.name.startswith(ours):
       path.unlink()
+      if not any(path.parent.iterdir()):
+        path.parent.rmdir()

@@ -112,7 +112,7 @@ def export_weights(
       checkpoint = checkpoint / FOLDER / str(checkpoint_step)
     store, step = locate(checkpoint)
     with contextlib.closing(store):
-      store.require_vocabulary(step, model.vocabulary.sha256)
+      store.require_vocabulary(step, model.vocabulary.digest)
       flat = flattened(store.restore(step, items=[export.part], like=like))
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
     lines = write_export(export, directory, parameters, words)

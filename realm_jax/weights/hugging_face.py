@@ -194,7 +194,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   around = [Module("classifier", "classifier")]
   module = TokenClassifier(
     bert.for_vocabulary(
-      vocab_size=vocabulary.vocab_size, separator_id=vocabulary.sep_id
+      vocab_size=vocabulary.size, separator_id=vocabulary.sep_id
     ),
     num_labels=len(labels),
   )

@@ -120,7 +120,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
         step=_STEP,
       )
     # There is no position in the data, for no trainer wrote this checkpoint.
-    loop = loop_record([], vocabulary=words.sha256)
+    loop = loop_record([], vocabulary=words.digest)
     # The checkpoint is last: it makes the directory a MODEL_DIR.
     with contextlib.closing(CheckpointStore(directory)) as store:
       logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
@@ -293,9 +293,10 @@ def write_corpus(
         progress.advance(len(sizes))
         yield blocks
 
-    shards = write_shards(staging, built_blocks())
+    shards = write_shards(staging, built_blocks(), views={})
     writing.finish(
       staging,
+      views={},
       name=_NAME,
       vocabulary=vocabulary,
       block_length=longest,

@@ -119,7 +119,7 @@ class BoundModel(NamedTuple):
     vocabulary: WordpieceVocabulary,
   ) -> "BoundModel":
     """Binds modules that have no vocabulary yet."""
-    size, separator_id = vocabulary.vocab_size, vocabulary.sep_id
+    size, separator_id = vocabulary.size, vocabulary.sep_id
     return cls(
       retriever.for_vocabulary(vocab_size=size, separator_id=separator_id),
       reader.for_vocabulary(vocab_size=size, separator_id=separator_id),
@@ -355,7 +355,7 @@ def _vocabulary(
       "is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  if len({one.sha256 for one in found}) > 1:
+  if len({one.digest for one in found}) > 1:
     raise WeightsError(
       f"{config.input} and --block_input={config.block_input} have "
       f"{len(found)} vocabularies that differ in their pieces or their "

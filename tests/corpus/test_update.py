@@ -168,8 +168,9 @@ def test_all_versions_stay_until_their_manifest_is_removed(corpus, update):
 
 
 def require_all_named(directory: Path) -> None:
-  """Every shard and list of removed blocks is of a version."""
-  found = [*directory.glob("shard-*/*"), *directory.glob("removed/*")]
+  """Every array, list of removed blocks and model of a view is of a version."""
+  folders = ("shard-*/*", "removed/*", "views/*")
+  found = [path for folder in folders for path in directory.glob(folder)]
   versions = [*manifest.earlier_versions(directory), None]
   named = {
     file.path

@@ -1,16 +1,21 @@
 """Batches of tasks and mixtures: the same data in any layout of processes."""
 
 import collections
+import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.inputs.batch import texts_with_sentinels
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
+from realm_jax.tasks import masked_sentences
+from realm_jax.text.masking import random_spans, random_tokens
 from tests.inputs import numbers, tiny_corpus
 from tests.inputs.numbers import joined, some
 
@@ -51,6 +56,46 @@ def test_questions_come_with_their_answers(tiny):
     ("string", ["1900", "since 1900"], since),
     ("string", ["Rhine"], [[words("rhine")]]),
   ]
+
+
+def test_masked_sentences_are_inputs_and_targets_of_t5(tiny):
+  batches = some(_config(tiny, "masked_salient_spans"), 6)
+  pairs = {p for b in batches for p in texts_with_sentinels(b, tiny.examples)}
+  sentences = {
+    "Europe": "the tall alps lie in <extra_id_0>.",
+    "Basel": "it passes <extra_id_0>.",
+    "1900": "fish swim in it since <extra_id_0>.",
+    "Africa": "it flows in <extra_id_0>.",
+    "Norway": "a city in <extra_id_0>.",
+    "Bergen": "see also <extra_id_0>.",
+  }
+  assert pairs == {
+    (text, f"<extra_id_0> {span} <extra_id_1>")
+    for span, text in sentences.items()
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "task", ["masked_random_tokens", "masked_random_spans"]
+)
+def test_targets_fill_in_what_their_inputs_lack(task, tiny, new_tasks):
+  """With several masks, few that are scored, and sentences that are cut."""
+  choose = {"masked_random_tokens": random_tokens}.get(task, random_spans)
+  masked_sentences.add("many", functools.partial(choose, rate=0.6))
+  config = _config(tiny, "many", max_masks=2, query_length=7)
+  texts = [text for _, text in tiny_corpus.DOCUMENTS]
+  num_sentinels = set()
+  for batch in some(config, 6):
+    for text, target in texts_with_sentinels(batch, tiny.examples):
+      parts = re.split(r"<extra_id_(\d+)>", target)
+      assert [*map(int, parts[1::2])] == [*range(len(parts) // 2)]
+      assert (parts[0], parts[-1]) == ("", "")
+      num_sentinels.add(len(parts) // 2)
+      for number, span in enumerate(parts[2:-1:2]):
+        text = text.replace(f"<extra_id_{number}>", span.strip())
+      assert any(text in whole for whole in texts)
+  assert max(num_sentinels) > 2
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ def test_the_files_beside_a_vocabulary_say_how_text_is_normalized(
   write_vocabulary(vocab.parent, found)
   again = read_vocabulary(vocab)
   assert (again.pieces, again.normalization) == (found.pieces, expected)
-  assert again.sha256 == found.sha256
+  assert again.digest == found.digest
   # Another normalization is another vocabulary.
   hashes = {
-    WordpieceVocabulary(PIECES, one).sha256
+    WordpieceVocabulary(PIECES, one).digest
     for one in (Normalization(), Normalization("bert"), expected)
   }
   assert len(hashes) == 2 + (

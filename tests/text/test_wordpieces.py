@@ -196,7 +196,7 @@ def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
   # Too few slots: the commonest characters have them all.
   texts += ["".join(ideographs[:300])]
   small = WordpieceVocabulary(train_vocabulary(texts, 600, cased=True))
-  assert small.vocab_size == 600
+  assert small.size == 600
   assert {*ideographs[:300]} <= {*small.pieces}
 
 

@@ -1,0 +1,224 @@
+"""Views of a corpus: they are the texts, and they stay with them."""
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus import CorpusError
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.update import add_views, update_corpus
+from realm_jax.errors import RealmError
+from realm_jax.text.sentencepieces import read_sentencepieces
+from tests.corpus.conftest import ROWS, article, require_consistent
+from tests.corpus.test_update import require_all_named
+from tests.json_lines import write_lines
+from tests.text.test_sentencepieces import MODEL
+
+T5 = f"t5:{MODEL}"
+
+
+def require_views(corpus: Corpus, *names: str) -> None:
+  """Each view of these has the titles and bodies of all blocks."""
+  corpus.verify()
+  assert [*corpus.views] == [*names]
+  rows = np.array([*range(corpus.num_blocks), NULL_ROW]).reshape(1, -1)
+  blocks = [corpus.block(row) for row in range(corpus.num_blocks)]
+  for name in names:
+    view = corpus.view(name)
+    encode = view.vocabulary.encode
+    texts = [(encode(b.title), encode(b.text)) for b in blocks]
+    assert view.lengths.tolist() == [len(t) + len(b) for t, b in texts]
+    for length in (1, 2, 5, 9, 200):
+      found = view.gather(rows, length)
+      assert found.token_ids.dtype == np.int32
+      cut = [t[: length // 2] for t, _ in texts]
+      ids = [(t + b)[:length] for t, (_, b) in zip(cut, texts, strict=True)]
+      assert found.token_ids.tolist() == [
+        [i + [0] * (length - len(i)) for i in [*ids, []]]
+      ]
+      assert found.title_lengths.tolist() == [[*map(len, cut), 0]]
+      assert found.lengths.tolist() == [[*map(len, ids), 0]]
+
+
+def files(directory: Path) -> dict[str, object]:
+  """The contents of all files; manifests are read."""
+  found = [path for path in Path(directory).rglob("*") if path.is_file()]
+  return {
+    str(path.relative_to(directory)): json.loads(path.read_text())
+    if path.suffix == ".json"
+    else path.read_bytes()
+    for path in found
+  }
+
+
+@pytest.mark.slow
+def test_built_or_added_with_any_workers_a_view_is_the_same(
+  build, built, tmp_path
+):
+  given = {"block_length": 16, "shard_bytes": 450}
+  views = [T5, "own:train:90"]
+  corpus = build(ROWS, view=views, **given)
+  require_views(corpus, "t5", "own")
+  model = corpus.source / "views" / "t5.model"
+  assert model.read_bytes() == MODEL.read_bytes()
+  shard = corpus.shards[0]
+  assert shard.array("t5.token_ids").dtype == np.uint16
+  here = files(corpus.source)
+  two = build(ROWS, folder="two", view=views, workers=2, **given)
+  assert files(two.source) == here
+  plain = build(ROWS, folder="plain", **given)
+  opened = Corpus.open(plain.source)
+  for name, workers in (("t5", 2), ("own", 1)):
+    model = f"{name}:{corpus.source}/views/{name}.model"
+    add_views(plain.source, [model], workers=workers)
+  assert files(plain.source) == here
+  # Runs and index snapshots name a version and its fingerprint.
+  assert plain.fingerprint == corpus.fingerprint
+  assert opened.newest() is opened
+  require_consistent(opened)
+  add_views(plain.source, ["learned:train:90"])
+  require_views(Corpus.open(plain.source), "t5", "own", "learned")
+
+
+def test_an_update_keeps_the_views(corpus, update):
+  add_views(corpus.source, [T5])
+  before = Corpus.open(corpus.source)
+  assert before.version == 1
+  update([article("d3", seed=103), {"id": "d1", "remove": True}])
+  after = Corpus.open(corpus.source)
+  assert after.version == 2
+  for found in (before, after):
+    require_views(found, "t5")
+  add_views(corpus.source, ["small:train:60"])
+  require_views(Corpus.open(corpus.source), "t5", "small")
+  require_views(Corpus.open(corpus.source, version=1), "t5")
+
+
+def test_titles_are_cut_before_they_fill_a_corpus(build):
+  rows = [{"title": "Velt of the river " * 500, "text": "Ada was in. " * 9}]
+  corpus = build(rows, view=[T5], block_length=16)
+  assert corpus.num_blocks > 2
+  view = corpus.view("t5")
+  assert view.gather(np.arange(2), 400).title_lengths.tolist() == [128, 128]
+
+
+def test_the_corpus_itself_is_a_view(corpus):
+  """For a reader of the corpus's own wordpieces, as EMDR²'s is."""
+  view = corpus.view(None)
+  found = view.gather(np.array([1]), 64)
+  block = corpus.block(1)
+  assert found.token_ids[0, : found.lengths[0]].tolist() == [*block.token_ids]
+  assert found.title_lengths.tolist() == [block.title_length]
+  view.require_vocabulary(corpus.vocabulary.digest)
+
+
+_ADD_AND_DIE = """
+import os, signal, sys
+from realm_jax.corpus.update import add_views
+
+corpus, view, last = sys.argv[1:]
+replace = os.replace
+
+def replace_and_die(source, target):
+  replace(source, target)
+  if str(target).endswith(last):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = replace_and_die
+add_views(corpus, [view])
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_the_corpus_with_the_view_or_without(
+  built, tmp_path, command_server
+):
+  """After an array, the model, and the manifest."""
+  moments = {"t5.token_ids.npy": [], "t5.model": [], "corpus.json": ["t5"]}
+  for at, views in moments.items():
+    copy = shutil.copytree(built, tmp_path / at)
+    done = command_server.run(
+      [sys.executable, "-c", _ADD_AND_DIE, str(copy), T5, at]
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    require_views(Corpus.open(copy), *views)
+    # The next change removes what the killed one left.
+    empty = write_lines(tmp_path / "empty.jsonl", [])
+    update_corpus([str(empty)], copy)
+    require_all_named(copy)
+    if not views:
+      add_views(copy, [T5])
+    require_views(Corpus.open(copy), "t5")
+
+
+def test_what_makes_no_view_is_said(corpus, vocab_file, build, tmp_path):
+  source = corpus.source
+  add_views(source, [T5])
+  for view, message in (
+    ("t5", "want NAME:spiece.model or NAME:train:SIZE"),
+    (f"../x:{MODEL}", "want NAME:spiece.model"),
+    ("own:train:big", "want NAME:spiece.model or NAME:train:SIZE"),
+    (T5, "there is a view 't5'; take another name"),
+    (f"own:{vocab_file}", "vocab.txt: .* no SentencePiece model"),
+    (f"own:{tmp_path}", "no SentencePiece model at .*spiece.model"),
+    ("own:train:5", "no SentencePiece model of 5 pieces"),
+  ):
+    with pytest.raises(RealmError, match=message):
+      add_views(source, [view])
+  with pytest.raises(RealmError, match=r"want NAME:spiece.model"):
+    build(ROWS, folder="other", view=["t5"])
+  found = Corpus.open(source)
+  with pytest.raises(CorpusError, match=r"no view 'mt5' \(it has t5\); add it"):
+    found.view("mt5")
+  with pytest.raises(CorpusError, match=r"no view 't5' \(it has none\)"):
+    corpus.view("t5")
+  view = found.view("t5")
+  view.require_vocabulary(read_sentencepieces(MODEL).digest)
+  with pytest.raises(CorpusError, match=r"the view 't5' .* and the reader"):
+    view.require_vocabulary(corpus.vocab_sha256)
+
+
+def test_damage_of_a_view_is_found(corpus):
+  add_views(corpus.source, [T5])
+  array = corpus.source / "shard-00000" / "t5.token_ids.npy"
+  whole = array.read_bytes()
+  array.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+  with pytest.raises(CorpusError, match=r"t5.token_ids.npy does not match"):
+    Corpus.open(corpus.source).verify()
+  array.unlink()
+  with pytest.raises(CorpusError, match=r"t5.token_ids.npy is missing"):
+    Corpus.open(corpus.source)
+  array.write_bytes(whole)
+  model = corpus.source / "views" / "t5.model"
+  other = bytearray(model.read_bytes())
+  # A score, which is a float after its piece.
+  other[other.index(b"\x15") + 1] ^= 1
+  model.write_bytes(other)
+  with pytest.raises(CorpusError, match="not the model that the view was made"):
+    _ = Corpus.open(corpus.source).view("t5").vocabulary
+
+
+@pytest.mark.slow
+def test_the_command_adds_a_view(corpus, tmp_path, command_server):
+  def run(*arguments):
+    command = [sys.executable, "-m", "realm_jax.build_corpus", "--update"]
+    command += [f"--output_dir={corpus.source}", *arguments]
+    return command_server.run(command)
+
+  done = run(f"--view={T5}", "--view=own:train:90", "--workers=2")
+  assert done.returncode == 0, done.stderr
+  assert "views: t5, own" in done.stdout
+  require_views(Corpus.open(corpus.source), "t5", "own")
+  for arguments, message in (
+    ((f"--view=b:{MODEL}", "--input=x"), "takes no --input"),
+    ((f"--view=b:{MODEL}", "--language=de"), "takes no --language"),
+    ((), "--input is missing"),
+  ):
+    refused = run(*arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
