@@ -5,8 +5,9 @@
 
 Random Hugging Face REALM models of BERT-base size are made in the environment
 of `make peers`, with their outputs, losses and gradients. They are imported,
-and our values are compared with theirs. So are the vectors of MiniLM, and of
-models that we export, with those of sentence-transformers. The wordpieces of
+and our values are compared with theirs. So are those of T5, with what greedy
+and beam search write, and the vectors of MiniLM, and of models that we export,
+with those of sentence-transformers. The wordpieces of
 real texts are compared with both of Hugging Face's BERT tokenizers, and the
 loss and optimizer with the published rules. Without real texts
 (`benchmarks/README.md` lists them), the tokenizers are skipped. The exit status
@@ -27,7 +28,7 @@ import numpy as np
 from benchmarks import flags
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from harness import peer_processes
-from harness.agreement import realm, rules, sentences
+from harness.agreement import realm, rules, sentences, t5
 from harness.agreement.comparison import Row
 from realm_jax.objectives.marginal import FORMS
 from realm_jax.storage.json_files import write_json
@@ -53,6 +54,9 @@ def comparisons(texts_dir: Path) -> Iterator[Row]:
     peer_processes.run("realm", f"--output_dir={folder}", f"--vocab={vocab}")
     for of_model in realm.COMPARISONS:
       yield from of_model(folder)
+    peer_processes.run("t5", f"--output_dir={folder}")
+    for variant in t5.VARIANTS:
+      yield from t5.compare_variant(folder, variant)
     yield from sentences.compare_sentences(
       vocab.parent, folder / "embedder", folder
     )

@@ -31,6 +31,9 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
 }
+RematPolicy = Literal[
+  "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
+]
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
 # Deviation of the noise of matrices near the identity.
@@ -85,20 +88,12 @@ class BertConfig:
   initialization: Literal["bert", "mimetic"] = "bert"
   dtype: jax.typing.DTypeLike = jnp.float32
   attention: Literal["xla", "cudnn"] = "xla"
-  remat_policy: (
-    Literal[
-      "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
-    ]
-    | None
-  ) = None
+  remat_policy: RematPolicy | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
-    try:
-      # Equal types are equal, however they were named.
-      object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
-    except TypeError as error:
-      raise RealmError(f"dtype={self.dtype!r} is no type of numbers") from error
+    # Equal types are equal, however they were named.
+    object.__setattr__(self, "dtype", as_dtype(self.dtype))
     if self.hidden_size % self.num_heads:
       raise RealmError(
         f"hidden_size={self.hidden_size} is not a multiple of "
@@ -154,6 +149,14 @@ class BertConfig:
     if self.initialization == "bert":
       return self.weights_init
     return functools.partial(_sinusoids, self.init_stddev)
+
+
+def as_dtype(name: jax.typing.DTypeLike) -> jnp.dtype:
+  """Returns the type that `dtype` of a configuration names."""
+  try:
+    return jnp.dtype(name)
+  except TypeError as error:
+    raise RealmError(f"dtype={name!r} is no type of numbers") from error
 
 
 def _sinusoids(
@@ -383,7 +386,7 @@ class BertEncoder(nn.Module):
     first = hidden
     if first_only:
       first = hidden.reshape(rows, length, -1)[:, 0]
-    apply = _remat(config, in_scan=False)
+    apply = remat(_apply, config.remat_policy, in_scan=False)
     hidden = apply(self.last_layer, hidden, first, sequences)
     return hidden.reshape(rows, -1, config.hidden_size)
 
@@ -392,7 +395,7 @@ class BertEncoder(nn.Module):
   ) -> Float[Array, "n d"]:
     """Applies all layers but the last, whose program is compiled once."""
     config = self.config
-    apply = _remat(config, in_scan=True)
+    apply = remat(_apply, config.remat_policy, in_scan=True)
     scan = nn.scan(
       lambda layer, hidden: (apply(layer, hidden, hidden, sequences), None),
       variable_axes={"params": 0},
@@ -405,21 +408,24 @@ class BertEncoder(nn.Module):
     return scan(self.layers, hidden)[0]
 
 
-def _remat(
-  config: BertConfig, *, in_scan: bool
+def _apply(layer: BertLayer, *inputs: Any) -> Float[Array, "m d"]:
+  return layer(*inputs)
+
+
+def remat(
+  apply: Callable[..., Float[Array, "m d"]],
+  remat_policy: RematPolicy | None,
+  *,
+  in_scan: bool,
 ) -> Callable[..., Float[Array, "m d"]]:
   """Returns a function that applies a layer and keeps what its policy says.
 
   Left alone, a scan keeps the result of every operation that the backward pass
   reads, three times as much as XLA keeps of a layer outside of one.
   """
-
-  def apply(layer: BertLayer, *inputs: Any) -> Float[Array, "m d"]:
-    return layer(*inputs)
-
   policies = jax.checkpoint_policies
-  if config.remat_policy is not None:
-    policy = getattr(policies, config.remat_policy)
+  if remat_policy is not None:
+    policy = getattr(policies, remat_policy)
   elif in_scan:
     policy = policies.save_only_these_names(attention.KEPT)
   else:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from realm_jax.models import AnyArray
 
@@ -52,8 +52,14 @@ class Sequences(NamedTuple):
     ids = jnp.take_along_axis(
       self.dropout_ids, jnp.clip(sequence, 0, size - 1), axis=1
     )
-    position = self.position.astype(jnp.uint32) * jnp.uint32(_POSITION_FACTOR)
-    return ids.reshape(self.sequence.shape) + position
+    return dropout_keys(ids.reshape(self.sequence.shape), self.position)
+
+
+def dropout_keys(
+  ids: UInt32[AnyArray, "*#s"], position: Int[AnyArray, "*#s"]
+) -> UInt32[Array, "*s"]:
+  """Returns numbers of tokens, from sequences' ids and tokens' positions."""
+  return ids + position.astype(jnp.uint32) * jnp.uint32(_POSITION_FACTOR)
 
 
 class PaddedSequences(Sequences):
@@ -94,9 +100,9 @@ def padded(
 
 def gather(
   sequences: Sequences,
-  hidden: Float[Array, "r l d"],
+  hidden: Shaped[Array, "r l d"],
   offsets: Int[AnyArray, "n o"],
-) -> Float[Array, "n o d"]:
+) -> Shaped[Array, "n o d"]:
   """Returns hidden states of each sequence at some of its positions."""
   groups, size = sequences.starts.shape
   dim = hidden.shape[-1]
@@ -105,6 +111,23 @@ def gather(
   index = jnp.minimum(index, flat.shape[1] - 1).reshape(groups, -1)
   states = jnp.take_along_axis(flat, index[..., None], axis=1)
   return states.reshape(groups * size, -1, dim)
+
+
+def unpacked(
+  sequences: Sequences, hidden: Float[Array, "r l d"]
+) -> tuple[Float[Array, "n l d"], Bool[Array, "n l"]]:
+  """Returns hidden states of each sequence, padded, and which are tokens."""
+  if isinstance(sequences, PaddedSequences):
+    return hidden, jnp.asarray(sequences.sequence != NO_SEQUENCE)
+  groups, size = sequences.starts.shape
+  length = hidden.shape[1]
+  offsets = jnp.broadcast_to(jnp.arange(length), (groups * size, length))
+  owners = jnp.tile(jnp.arange(size), groups)[:, None]
+  # Beyond the end of a sequence are tokens of others.
+  places = jnp.stack([sequences.sequence, sequences.position], axis=-1)
+  found = gather(sequences, places, offsets)
+  is_token = (found[..., 0] == owners) & (found[..., 1] == offsets)
+  return gather(sequences, hidden, offsets), is_token
 
 
 def mean(

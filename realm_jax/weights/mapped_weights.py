@@ -48,8 +48,8 @@ UNUSED = {
   r"(.*/)?global_step": "a step counter",
   BLOCK_VECTORS: "vectors of blocks, which are no weights",
 }
-# The path of a parameter of a layer.
-_LAYER = re.compile(r"(.*)/layer_(\d+)/(.*)")
+# The path of a parameter of a layer of BERT, or of a block of T5.
+_LAYER = re.compile(r"(.*)/(layer|block)_(\d+)/(.*)")
 # The role of an encoder that makes the part one of those that are offered.
 _ROLES = {RETRIEVER: "query", READER: READER}
 _PREFIXES = ("query_prefix", "block_prefix")
@@ -399,22 +399,23 @@ def nested(flat: Mapping[str, AnyArray]) -> Params:
   """Returns the parameter tree of arrays that are given by path.
 
   Paths number the layers of an encoder, as other systems do. In the tree, all
-  layers but the last are stacked along a new first axis, for the encoder's
-  scan.
+  blocks of T5, and all layers of BERT but the last, are stacked along a new
+  first axis, for the encoder's scan.
   """
   tree: dict[str, AnyArray] = {}
-  layers: dict[tuple[str, str], dict[int, AnyArray]] = {}
+  layers: dict[tuple[str, str, str], dict[int, AnyArray]] = {}
   for path, array in flat.items():
     if numbered := _LAYER.fullmatch(path):
-      encoder, number, name = numbered.groups()
-      layers.setdefault((encoder, name), {})[int(number)] = array
+      encoder, kind, number, name = numbered.groups()
+      layers.setdefault((encoder, kind, name), {})[int(number)] = array
     else:
       tree[path] = array
-  for (encoder, name), by_number in layers.items():
-    *others, last = (by_number[number] for number in sorted(by_number))
-    tree[f"{encoder}/last_layer/{name}"] = last
-    if others:
-      tree[f"{encoder}/layers/{name}"] = np.stack(others)
+  for (encoder, kind, name), by_number in layers.items():
+    stacked = [by_number[number] for number in sorted(by_number)]
+    if kind == "layer":
+      tree[f"{encoder}/last_layer/{name}"] = stacked.pop()
+    if stacked:
+      tree[f"{encoder}/layers/{name}"] = np.stack(stacked)
   return traverse_util.unflatten_dict(tree, sep="/")
 
 
@@ -428,6 +429,11 @@ def flattened(tree: Params) -> dict[str, AnyArray]:
       others = arrays.get(f"{encoder}/layers/{name}", ())
       numbered = enumerate([*others, array])
       flat |= {f"{encoder}/layer_{i}/{name}": layer for i, layer in numbered}
-    elif "/layers/" not in path:
+      continue
+    encoder, is_stack, name = path.partition("/layers/")
+    if not is_stack:
       flat[path] = array
+    elif f"{encoder}/last_layer/{name}" not in arrays:
+      numbered = enumerate(array)
+      flat |= {f"{encoder}/block_{i}/{name}": block for i, block in numbered}
   return flat

@@ -1,4 +1,4 @@
-"""Names that the modules of BERT and REALM have in other systems.
+"""Names that the modules of BERT, REALM and T5 have in other systems.
 
 A table is a list of modules, ours and theirs, which `read` and `write` apply in
 either direction. Names are spelled as TensorFlow spells them
@@ -53,6 +53,12 @@ _LAYER = {
   "down": "output/dense",
   "attention_norm": "attention/output/LayerNorm",
   "output_norm": "output/LayerNorm",
+}
+# The same of T5: of attention, and of a feed-forward layer, gated or not.
+_T5_ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
+_T5_FEED_FORWARD = {
+  False: {"up": "wi", "down": "wo"},
+  True: {"gate": "wi_0", "up": "wi_1", "down": "wo"},
 }
 _LINES_IN_AN_ERROR = 20
 _OTHER_VOCABULARY = (
@@ -123,6 +129,35 @@ def masked_lm_head(
   return table + (
     tied if has_tied_decoder else [Module(f"{ours}/decoder", decoder)]
   )
+
+
+def t5(
+  num_layers: int, num_decoder_layers: int, *, gated: bool, tied_head: bool
+) -> list[Module]:
+  """Returns the modules of a T5."""
+  table = [Module("word_embeddings", "shared")]
+  own = {"attention": "SelfAttention"}
+  both = own | {"cross_attention": "EncDecAttention"}
+  for stack, count, attentions in (
+    ("encoder", num_layers, own),
+    ("decoder", num_decoder_layers, both),
+  ):
+    bias = "block/0/layer/0/SelfAttention/relative_attention_bias"
+    names = {"position_embeddings": bias, "norm": "final_layer_norm"}
+    for i in range(count):
+      ours, theirs = f"block_{i}", f"block/{i}/layer"
+      for j, (attention, their_attention) in enumerate(attentions.items()):
+        names[f"{ours}/{attention}_norm"] = f"{theirs}/{j}/layer_norm"
+        for name, letter in _T5_ATTENTION.items():
+          place = f"{theirs}/{j}/{their_attention}/{letter}"
+          names[f"{ours}/{attention}/{name}"] = place
+      theirs += f"/{len(attentions)}"
+      names[f"{ours}/mlp_norm"] = f"{theirs}/layer_norm"
+      for name, their_name in _T5_FEED_FORWARD[gated].items():
+        names[f"{ours}/{name}"] = f"{theirs}/DenseReluDense/{their_name}"
+    table += [Module(f"{stack}/{o}", f"{stack}/{t}") for o, t in names.items()]
+    table.append(Module("word_embeddings", f"{stack}/embed_tokens"))
+  return [*table, Module("word_embeddings" if tied_head else "head", "lm_head")]
 
 
 class Place(NamedTuple):

@@ -104,4 +104,9 @@ def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
   return tensors
 
 
-_READERS = {WEIGHTS: _map_safetensors, "pytorch_model.bin": map_torch_file}
+_READERS = {
+  WEIGHTS: _map_safetensors,
+  "pytorch_model.bin": map_torch_file,
+  # Atlas' checkpoints.
+  "model.pth.tar": map_torch_file,
+}

@@ -41,7 +41,16 @@ class _Object(list[Any]):
     self[:] = state
 
 
+class _Options(dict[str, Any]):
+  """Options of a command, as a dictionary."""
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.update(state)
+
+
 _NAMES: Mapping[str, Any] = {
+  "argparse.Namespace": _Options,
+  "torch.device": lambda *given: given,
   "numpy.core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy._core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy.ndarray": None,
@@ -94,7 +103,10 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
 
 
 def map_torch_file(path: Path) -> dict[str, np.ndarray]:
-  """Maps the tensors of a `pytorch_model.bin` by name, in its own dtypes."""
+  """Maps the tensors of a `pytorch_model.bin` by name, in its own dtypes.
+
+  In a checkpoint that has more than a model, they are below `model`.
+  """
   try:
     with zipfile.ZipFile(path) as file:
       entries = {entry.filename: entry for entry in file.infolist()}
@@ -111,6 +123,7 @@ def map_torch_file(path: Path) -> dict[str, np.ndarray]:
       (pickled,) = (n for n in entries if n.count("/") == 1 and "data.pkl" in n)
       with file.open(pickled) as content:
         tensors = _Unpickler(content).load()
+    tensors = tensors.get("model", tensors)
     folder = pickled.replace("data.pkl", "data")
     data = np.memmap(path, mode="r").view(np.ndarray)
     return {

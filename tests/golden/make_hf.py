@@ -12,11 +12,12 @@ tagger, sentences and the entities that transformers' pipeline finds in them.
 | `with_pooler` | encoder and pooler, without a prefix |
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 
-and `harness/peers/realm.py` says what `hf_realm` has. `expected.json` of
-`multilingual` has the tokens of each sentence, between spaces. The `vocab.txt`
-there is one that `realm_jax.text.vocabulary_training` has trained. `unicode`
-has texts of characters from all of Unicode, and what three of BERT's tokenizers
-make of each: a list of words.
+`harness/peers/realm.py` says what `hf_realm` has, and `t5.py` there what
+`hf_t5` has. `expected.json` of `multilingual` has the tokens of each sentence,
+between spaces. The `vocab.txt` there is one that
+`realm_jax.text.vocabulary_training` has trained. `unicode` has texts of
+characters from all of Unicode, and what three of BERT's tokenizers make of
+each: a list of words.
 """
 
 import itertools
@@ -38,7 +39,7 @@ from transformers import (
   pipeline,
 )
 
-from harness.peers import realm
+from harness.peers import realm, t5
 from harness.peers.random_models import (
   EXPECTED,
   RandomInputs,
@@ -254,6 +255,7 @@ def main() -> None:
     cased_vocab.write_text("\n".join(_CASED_PIECES) + "\n", encoding="utf-8")
     _make_berts(_OUTPUT_DIR / "hf_bert", vocab)
     realm.make_all(_OUTPUT_DIR / "hf_realm", vocab, size="tiny")
+    t5.make_all(_OUTPUT_DIR / "hf_t5", size="tiny")
     _make_tagger(_OUTPUT_DIR / "hf_tagger" / "uncased", vocab, cased=False)
     _make_tagger(_OUTPUT_DIR / "hf_tagger" / "cased", cased_vocab, cased=True)
   for path in _OUTPUT_DIR.glob("hf_*/**/*.json"):

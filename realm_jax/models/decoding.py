@@ -1,0 +1,230 @@
+"""What a T5 writes: greedy and beam search, in one compiled loop.
+
+Texts and scores are those of `generate` in transformers 4.40. All beams of a
+decoder share the keys and values of its memory. Those of their own tokens stay
+where they were written, and each beam attends to its ancestors'.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.models import matmul
+from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import PAD_ID
+from realm_jax.models.t5 import (
+  MASKED,
+  T5,
+  Memory,
+  T5Layer,
+  View,
+  position_bias,
+  rms_norm,
+)
+
+EarlyStopping = bool | Literal["never"]
+
+
+class Texts(NamedTuple):
+  """Texts of each decoder, the best first.
+
+  Attributes:
+    token_ids: Their tokens, padded, with the end if a text has one.
+    scores: Sum of log p of a text's tokens, by their number to the power of
+      `length_penalty`.
+  """
+
+  token_ids: Int[Array, "n m t"]
+  scores: Float[Array, "n m"]
+
+
+class _Search(NamedTuple):
+  """State of a search with k beams, after `length` tokens.
+
+  Attributes:
+    token_ids, scores: Tokens of the beams, and the sums of their log p.
+    ancestors: Beam of each earlier token of a beam.
+    ended: The best texts that have ended.
+    is_done: Whether a decoder can find no better text.
+    past: Keys and values of the tokens of all beams, by layer.
+  """
+
+  length: Int[Array, ""]
+  token_ids: Int[Array, "n k t"]
+  scores: Float[Array, "n k"]
+  ancestors: Int[Array, "n k t"]
+  ended: Texts
+  is_done: Bool[Array, " n"]
+  past: Any
+
+
+def generate(
+  model: T5,
+  params: Params,
+  memory: Memory,
+  *,
+  max_tokens: int,
+  num_beams: int = 1,
+  num_texts: int = 1,
+  length_penalty: float = 1.0,
+  early_stopping: EarlyStopping = False,
+) -> Texts:
+  """Returns the best texts of a beam search; with one beam it is greedy.
+
+  Args:
+    model, params: Model and its parameters.
+    memory: What `encode_memory` returns.
+    max_tokens: Number of tokens of the longest text, with its end.
+    num_beams: Number of beams.
+    num_texts: Number of texts, at most `num_beams`.
+    length_penalty: Exponent of the number of tokens that divides a score.
+    early_stopping: When a search ends that has found `num_beams` texts: True at
+      once, False if no text of the present length would be better, and "never"
+      if no text of any length would.
+  """
+  config, count = model.config, len(memory.is_token)
+  if num_beams == 1:
+    early_stopping = True
+  layer = T5Layer(config, is_decoder=True)
+  decoder, embeddings = params["decoder"], params["word_embeddings"]
+  # Operands of products are prepared once, and not for each token.
+  kernel = embeddings.T if config.tied_head else params["head"]["kernel"]
+  kernel = matmul.as_operand(kernel)
+  scale = config.hidden_size**-0.5 if config.tied_head else 1.0
+  layers = [
+    jax.tree.map(
+      lambda x, i=i: matmul.as_operand(x[i]) if x.ndim > 2 else x[i],
+      decoder["layers"],
+    )
+    for i in range(config.decoder_layers)
+  ]
+  memories = [
+    layer.apply({"params": one}, memory, method="read") for one in layers
+  ]
+  # Keys are numbered by place, then by beam.
+  bias = position_bias(
+    config, decoder["position_embeddings"], max_tokens, bidirectional=False
+  )
+  bias = jnp.repeat(bias, num_beams, axis=-1)
+  shape = count, config.num_heads, max_tokens * num_beams, config.head_size
+  no_token = jnp.zeros((count, num_beams), jnp.uint32)
+  beams = jnp.arange(num_beams)
+  here = jnp.arange(max_tokens)[None, None]
+  no_position = jnp.zeros((1, 1), jnp.int32)
+
+  def logits_of(
+    state: _Search,
+  ) -> tuple[Float[Array, "n k v"], Int[Array, "n k t"], Any]:
+    """Returns the logits of the next tokens, with ancestors and keys."""
+    place = state.length
+    before = jnp.where(here == place - 1, state.token_ids, 0).sum(axis=-1)
+    before = jnp.where(place == 0, config.start_id, before)
+    ancestors = jnp.where(here == place, beams[None, :, None], state.ancestors)
+    attends = (ancestors[..., None] == beams[None, None, None]) & (
+      here[..., None] <= place
+    )
+    mask = jnp.where(attends, 0.0, MASKED).reshape(count, 1, num_beams, -1)
+    own_bias = lax.dynamic_slice_in_dim(bias, place, 1, axis=2)
+    view = View(mask, no_token, no_position, own_bias)
+    memory_view = View(memory.mask, no_token, no_position)
+    hidden = jnp.take(embeddings, before, axis=0).astype(config.dtype)
+    hidden, past = hidden.reshape(-1, config.hidden_size), []
+    for one, keys, earlier in zip(layers, memories, state.past, strict=True):
+      hidden, own = layer.apply(
+        {"params": one},
+        *(hidden, view, keys, memory_view, (earlier, place * num_beams)),
+      )
+      past.append(own)
+    hidden = rms_norm(config).apply({"params": decoder["norm"]}, hidden)
+    last = (((1,), (0,)), ((), ()))
+    logits = matmul.dot_general(
+      hidden * scale, kernel.astype(hidden.dtype), last
+    )
+    logits = logits.astype(jnp.float32)
+    return logits.reshape(count, num_beams, -1), ancestors, past
+
+  def penalty(length: Any) -> Any:
+    return jnp.asarray(length, jnp.float32) ** length_penalty
+
+  def step(state: _Search) -> _Search:
+    logits, ancestors, past = logits_of(state)
+    number = min(2 * num_beams, logits.shape[-1])
+    best, token = lax.top_k(logits, number)
+    log_p = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    found = (state.scores[..., None] + log_p).reshape(count, -1)
+    found, order = lax.top_k(found, 2 * num_beams)
+    parent, token = order // number, _choose(token.reshape(count, -1), order)
+    is_end = token == config.end_id
+
+    def extended(rows: Int[Array, "n k"]) -> Int[Array, "n k t"]:
+      """Returns the beams' tokens with those that were found."""
+      own = _choose(state.token_ids, _choose(parent, rows))
+      new = _choose(token, rows)[..., None]
+      return jnp.where(here == state.length, new, own)
+
+    # Ends count if they are among the best, others while there is room.
+    length = state.length + 1
+    score = jnp.where(is_end, found / penalty(length), -jnp.inf)
+    first = jnp.broadcast_to(beams[None], (count, num_beams))
+    ended = _best(
+      state.ended, Texts(extended(first), score[:, :num_beams]), num_beams
+    )
+    keep = state.is_done
+    ended = Texts(
+      jnp.where(keep[:, None, None], state.ended.token_ids, ended.token_ids),
+      jnp.where(keep[:, None], state.ended.scores, ended.scores),
+    )
+    worst = ended.scores[:, -1]
+    longest = early_stopping == "never" and length_penalty > 0
+    attainable = found[:, 0] / penalty(max_tokens if longest else length)
+    if early_stopping is True:
+      attainable = jnp.full_like(worst, -jnp.inf)
+    is_done = keep | (jnp.isfinite(worst) & (worst >= attainable))
+    rows = jnp.argsort(is_end, axis=-1, stable=True)[:, :num_beams]
+    return _Search(
+      length,
+      extended(rows),
+      _choose(found, rows),
+      _choose(ancestors, _choose(parent, rows)),
+      *(ended, is_done, past),
+    )
+
+  def goes_on(state: _Search) -> Bool[Array, ""]:
+    return (state.length < max_tokens) & ~state.is_done.all()
+
+  empty = jnp.full((count, num_beams, max_tokens), PAD_ID, jnp.int32)
+  # The beams are equal at first, so that only one of them counts.
+  scores = jnp.where(beams == 0, 0.0, -1e9)
+  scores = jnp.broadcast_to(scores[None], (count, num_beams))
+  nothing = Texts(empty, jnp.full_like(scores, -jnp.inf))
+  zeros = [
+    tuple(jnp.zeros(shape, part.dtype) for part in keys) for keys in memories
+  ]
+  state = lax.while_loop(
+    goes_on,
+    step,
+    _Search(
+      *(jnp.zeros((), jnp.int32), empty, scores, jnp.zeros_like(empty)),
+      *(nothing, jnp.zeros(count, bool), zeros),
+    ),
+  )
+  open_scores = state.scores / penalty(max_tokens)
+  open_scores = jnp.where(state.is_done[:, None], -jnp.inf, open_scores)
+  unfinished = Texts(state.token_ids, open_scores)
+  return _best(state.ended, unfinished, num_texts)
+
+
+def _choose(x: Array, rows: Int[Array, "n k"]) -> Array:
+  """Returns some rows of each decoder's array."""
+  return jax.vmap(lambda own, index: own[index])(x, rows)
+
+
+def _best(one: Texts, other: Texts, number: int) -> Texts:
+  """Returns the best of both."""
+  scores = jnp.concatenate([one.scores, other.scores], axis=1)
+  token_ids = jnp.concatenate([one.token_ids, other.token_ids], axis=1)
+  scores, rows = lax.top_k(scores, number)
+  return Texts(_choose(token_ids, rows), scores)

@@ -1,0 +1,589 @@
+"""T5 (Raffel et al. 2020): encoder and decoder of readers that write.
+
+A decoder reads one encoded sequence, or several at once as in Fusion-in-Decoder
+(Izacard and Grave 2021). Gin files import this module and bind `t5.T5Config`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from realm_jax.errors import RealmError
+from realm_jax.models import AnyArray, attention, matmul, platforms
+from realm_jax.models.attention import ByHeads
+from realm_jax.models.bert import HIDDEN, RematPolicy, as_dtype, remat
+from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.sequences import (
+  PAD_ID,
+  Sequences,
+  dropout_keys,
+  padded,
+  unpacked,
+)
+from realm_jax.settings import (
+  DropoutRate,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
+
+Activation = Literal["relu", "gelu_tanh"]
+_ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
+  "relu": jax.nn.relu,
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+# Score added where a token is not attended to.
+MASKED = -1e9
+# More positions than a sequence has, to number keys by head for dropout.
+_MAX_POSITIONS = 1 << 16
+# Embeddings have a multiple of it as their number of rows.
+_VOCAB_MULTIPLE = 128
+# Collection of `CrossAttention`, which a layer fills where it is mutable.
+_CROSS_ATTENTION = "cross_attention"
+
+# By heads: several shapes in one call, so that only heads are checked.
+KeysAndValues = tuple[Float[Array, "_ h _ e"], Float[Array, "_ h _ e"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+  """Sizes and numerical choices of T5: by default, T5 1.0's base.
+
+  T5 1.1, its LM-adapted checkpoints, Flan-T5 and mT5 have
+  `activation="gelu_tanh"`, `gated=True` and `tied_head=False`.
+
+  Attributes:
+    vocab_size: Number of embeddings, at least the size of the vocabulary. None
+      takes this size, rounded up: see `for_vocabulary`.
+    hidden_size: Size of the hidden states (d_model).
+    num_layers: Number of the encoder's layers.
+    num_decoder_layers: Number of the decoder's layers; None takes `num_layers`.
+    num_heads: Number of attention's heads.
+    head_size: Size of a head (d_kv).
+    intermediate_size: Size of the feed-forward layers (d_ff).
+    num_buckets: Number of classes of distances between two tokens.
+    max_distance: Distance from which on all are of one class.
+    norm_eps: Epsilon of RMSNorm.
+    dropout_rate: Share of hidden states and of attention's weights to drop.
+    activation: Activation of the feed-forward layers.
+    gated: Whether a second linear layer multiplies what is activated.
+    tied_head: Whether the embeddings, scaled by 1 / √d, are the output layer.
+    start_id, end_id: Id before the first token, and id after the last one.
+    dtype: Type of activations and matrix products; parameters stay float32.
+      `matmul` says how float32 arrays are multiplied.
+    remat_policy: What the backward pass does not compute again, as in
+      `BertConfig`.
+  """
+
+  vocab_size: PositiveInt | None = None
+  hidden_size: PositiveInt = 768
+  num_layers: PositiveInt = 12
+  num_decoder_layers: PositiveInt | None = None
+  num_heads: PositiveInt = 12
+  head_size: PositiveInt = 64
+  intermediate_size: PositiveInt = 3072
+  num_buckets: PositiveInt = 32
+  max_distance: PositiveInt = 128
+  norm_eps: PositiveFloat = 1e-6
+  dropout_rate: DropoutRate = 0.1
+  activation: Activation = "relu"
+  gated: bool = False
+  tied_head: bool = True
+  start_id: int = PAD_ID
+  end_id: int = 1
+  dtype: jax.typing.DTypeLike = jnp.float32
+  remat_policy: RematPolicy | None = None
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    object.__setattr__(self, "dtype", as_dtype(self.dtype))
+
+  @property
+  def decoder_layers(self) -> int:
+    """Number of the decoder's layers."""
+    return self.num_decoder_layers or self.num_layers
+
+  def for_vocabulary(self, vocab_size: int) -> "T5Config":
+    """Returns this configuration for a vocabulary of so many tokens.
+
+    Raises:
+      RealmError: The model has fewer embeddings.
+    """
+    rows = self.vocab_size
+    if rows is None:
+      rows = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    if rows < vocab_size:
+      raise RealmError(
+        f"T5Config.vocab_size={rows}, but the vocabulary has {vocab_size} "
+        "tokens; leave it unset, or use the vocabulary that the model was "
+        "trained with"
+      )
+    return dataclasses.replace(self, vocab_size=rows)
+
+
+class View(NamedTuple):
+  """Which keys the queries of each row attend to.
+
+  Attributes:
+    mask: Score added where a query does not attend to a key, or 0.
+    tokens: Number of each query, for dropout.
+    positions: Position of each key, for dropout.
+    bias: Score that depends on the distance between both.
+  """
+
+  mask: Float[Array, "#r 1 #q l"]
+  tokens: UInt32[Array, "r q"]
+  positions: Int[Array, "#r l"]
+  bias: Float[Array, "1 h #q l"] | None = None
+
+
+class Memory(NamedTuple):
+  """The encoded tokens that each of n decoders attends to, padded.
+
+  Attributes:
+    hidden: Hidden states of the encoder, of one or several sequences.
+    is_token: Whether they are no padding.
+    dropout_ids: Id of each decoder's text, from which dropout makes its masks.
+  """
+
+  hidden: Float[Array, "n s d"]
+  is_token: Bool[Array, "n s"]
+  dropout_ids: UInt32[Array, " n"]
+
+  @property
+  def mask(self) -> Float[Array, "n 1 1 s"]:
+    """Score added at padding."""
+    return jnp.where(self.is_token, 0.0, MASKED)[:, None, None, :]
+
+
+class CrossAttention(NamedTuple):
+  """How much decoders attend to each of their k sequences.
+
+  Attributes:
+    first_score: Mean of the scores before the softmax for the first token, over
+      a sequence's tokens, layers and heads: what FiD-KD distils.
+    weighted_norm: Sum, over a sequence's tokens, of attention times the norm of
+      the values, the mean over layers, heads and the target's tokens: Atlas'
+      attention distillation, which divides it by a constant.
+  """
+
+  first_score: Float[Array, "n k"]
+  weighted_norm: Float[Array, "n k"]
+
+
+def _normal(
+  stddev: float, axes: tuple[str, ...]
+) -> nn.initializers.Initializer:
+  normal = nn.initializers.normal(stddev)
+  return nn.with_logical_partitioning(normal, axes)
+
+
+def _dense(
+  config: T5Config, features: int, axes: tuple[str, str], stddev: float
+) -> nn.Dense:
+  """Returns a linear layer without bias."""
+  return nn.Dense(
+    features,
+    use_bias=False,
+    dtype=config.dtype,
+    dot_general=matmul.dot_general,
+    kernel_init=_normal(stddev, axes),
+  )
+
+
+def rms_norm(config: T5Config) -> nn.RMSNorm:
+  """Returns an RMSNorm in float32 whose result has the model's dtype."""
+  ones = nn.initializers.ones_init()
+  return nn.RMSNorm(
+    epsilon=config.norm_eps,
+    dtype=config.dtype,
+    scale_init=nn.with_logical_partitioning(ones, ("norm",)),
+  )
+
+
+def position_bias(
+  config: T5Config,
+  embeddings: Float[AnyArray, "c h"],
+  length: int,
+  *,
+  bidirectional: bool,
+) -> Float[Array, "1 h {length} {length}"]:
+  """Returns the score of each distance between two of `length` tokens."""
+  distances = np.arange(1 - length, length)
+  classes = config.num_buckets
+  found = np.zeros_like(distances)
+  if bidirectional:
+    classes //= 2
+    found, distances = classes * (distances > 0), np.abs(distances)
+  else:
+    distances = -np.minimum(distances, 0)
+  exact = classes // 2
+  with np.errstate(divide="ignore"):
+    far = np.log(distances.astype(np.float32) / np.float32(exact))
+  far /= np.float32(math.log(config.max_distance / exact))
+  far = exact + np.maximum(far * np.float32(classes - exact), 0).astype(int)
+  far = np.minimum(far, classes - 1)
+  found = found + np.where(distances < exact, distances, far)
+  by_distance = jnp.take(jnp.asarray(embeddings).T, found, axis=1)
+  places = jnp.arange(length)
+  index = places[None, :] - places[:, None] + length - 1
+  return jnp.take(by_distance, index, axis=1)[None].astype(jnp.float32)
+
+
+class T5Attention(nn.Module):
+  """Attention whose scores are not scaled."""
+
+  config: T5Config
+
+  def setup(self) -> None:
+    config = self.config
+    size, axes = config.num_heads * config.head_size, ("embed", "heads")
+    stddev = config.hidden_size**-0.5
+    # The initial queries have the scale that others give to the scores.
+    scaled = stddev * config.head_size**-0.5
+    self.query = _dense(config, size, axes, scaled)
+    self.key, self.value = (_dense(config, size, axes, stddev) for _ in "kv")
+    axes = ("heads", "embed")
+    self.output = _dense(config, config.hidden_size, axes, size**-0.5)
+
+  def _project(
+    self, layer: nn.Dense, x: Float[Array, "m d"], rows: int
+  ) -> Float[Array, "{rows} h q e"]:
+    x = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
+    x = nn.with_logical_constraint(x, attention.AXES)
+    return attention.by_heads(x, rows=rows, head_size=self.config.head_size)
+
+  def keys_and_values(self, x: Float[Array, "m d"], rows: int) -> KeysAndValues:
+    """Returns the keys and the values of tokens in so many rows, by heads."""
+    return self._project(self.key, x, rows), self._project(self.value, x, rows)
+
+  def __call__(
+    self, x: Float[Array, "m d"], others: KeysAndValues, view: View
+  ) -> Float[Array, "m d"]:
+    """Returns what each token takes over from the `others`."""
+    config = self.config
+    drops = is_dropping(self, config.dropout_rate)
+    tokens = hash_tokens(self, view.tokens) if drops else view.tokens
+    query, (key, value) = self._project(self.query, x, len(tokens)), others
+    if self.is_mutable_collection(_CROSS_ATTENTION):
+      first = matmul.matmul_nt(query[:, :, :1], key, jnp.float32)
+      self.sow(_CROSS_ATTENTION, "first_score", first[:, :, 0].mean(1))
+      weights = attention.weights(query, key, view.mask, view.bias, 1.0)
+      norms = jnp.linalg.norm(value.astype(jnp.float32), axis=-1)[:, :, None]
+      self.sow(_CROSS_ATTENTION, "weighted_norm", (weights * norms).mean(1))
+    columns = attention.dropout_columns(
+      view.positions, config.num_heads, _MAX_POSITIONS
+    )
+    rows = tokens[:, None, :, None]
+    context = attention.attend_by_heads(
+      ByHeads(query, key, value, view.mask, rows, columns, view.bias),
+      config.dropout_rate if drops else 0.0,
+      1.0,
+    )
+    output = self.output(attention.side_by_side(context))
+    return nn.with_logical_constraint(output, HIDDEN)
+
+
+class T5Layer(nn.Module):
+  """Attention and feed-forward, normalised before each.
+
+  Hidden states come flat, as in `BertLayer`. The layer of a decoder attends to
+  encoded tokens, too.
+  """
+
+  config: T5Config
+  is_decoder: bool
+
+  def setup(self) -> None:
+    config = self.config
+    size, inner = config.hidden_size, config.intermediate_size
+    self.attention_norm = rms_norm(config)
+    self.attention = T5Attention(config)
+    self.attention_dropout = Dropout(config.dropout_rate)
+    if self.is_decoder:
+      self.cross_attention_norm = rms_norm(config)
+      self.cross_attention = T5Attention(config)
+      self.cross_attention_dropout = Dropout(config.dropout_rate)
+    self.mlp_norm = rms_norm(config)
+    self.up = _dense(config, inner, ("embed", "mlp"), size**-0.5)
+    if config.gated:
+      self.gate = _dense(config, inner, ("embed", "mlp"), size**-0.5)
+    self.inner_dropout = Dropout(config.dropout_rate)
+    self.down = _dense(config, size, ("mlp", "embed"), inner**-0.5)
+    self.mlp_dropout = Dropout(config.dropout_rate)
+
+  def read(self, memory: Memory) -> KeysAndValues:
+    """Returns the keys and values of encoded tokens."""
+    rows, _, size = memory.hidden.shape
+    hidden = memory.hidden.reshape(-1, size)
+    return self.cross_attention.keys_and_values(hidden, rows)
+
+  def __call__(
+    self,
+    hidden: Float[Array, "m d"],
+    view: View,
+    memory: KeysAndValues | None = None,
+    memory_view: View | None = None,
+    past: tuple[KeysAndValues, Int[Array, ""]] | None = None,
+  ) -> tuple[Float[Array, "m d"], KeysAndValues]:
+    """Returns the layer's hidden states, and the keys and values of its tokens.
+
+    Args:
+      hidden: Hidden states of the layer before.
+      view: Which tokens attend to which.
+      memory, memory_view: What `read` returns, in a decoder.
+      past: Keys and values of earlier tokens, and the place of these among
+        them.
+    """
+    tokens = view.tokens.reshape(-1)
+    x = self.attention_norm(hidden)
+    own = self.attention.keys_and_values(x, len(view.tokens))
+    if past is not None:
+      before, place = past
+      key, value = (
+        lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), place, 2)
+        for old, new in zip(before, own, strict=True)
+      )
+      own = key, value
+
+    def added(
+      hidden: Float[Array, "m d"], change: Float[Array, "m d"], drop: Dropout
+    ) -> Float[Array, "m d"]:
+      hidden = hidden + drop(change, tokens)
+      hidden = nn.with_logical_constraint(hidden, HIDDEN)
+      return checkpoint_name(hidden, attention.KEPT)
+
+    hidden = added(hidden, self.attention(x, own, view), self.attention_dropout)
+    if memory is not None and memory_view is not None:
+      x = self.cross_attention_norm(hidden)
+      change = self.cross_attention(x, memory, memory_view)
+      hidden = added(hidden, change, self.cross_attention_dropout)
+    x = self.mlp_norm(hidden)
+    activation = _ACTIVATIONS[self.config.activation]
+    if self.config.gated:
+      inner = activation(self._inner(self.gate, x)) * self._inner(self.up, x)
+    else:
+      inner = activation(self._inner(self.up, x))
+    change = self.down(self.inner_dropout(inner, tokens))
+    return added(hidden, change, self.mlp_dropout), own
+
+  def _inner(self, layer: nn.Dense, x: Float[Array, "m d"]) -> jax.Array:
+    # The largest arrays that are kept, so they are in the type of operands.
+    inner = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
+    axes = ("activation_batch", "activation_mlp")
+    return nn.with_logical_constraint(inner, axes).astype(x.dtype)
+
+
+def _apply(
+  layer: T5Layer,
+  hidden: Float[Array, "m d"],
+  view: View,
+  memory: Memory | None,
+  memory_view: View | None,
+) -> Float[Array, "m d"]:
+  keys = None if memory is None else layer.read(memory)
+  return layer(hidden, view, keys, memory_view)[0]
+
+
+class T5Stack(nn.Module):
+  """The layers of an encoder or a decoder."""
+
+  config: T5Config
+  is_decoder: bool
+
+  def setup(self) -> None:
+    config = self.config
+    self.position_embeddings = self.param(
+      "position_embeddings",
+      _normal(config.hidden_size**-0.5, ("position", "heads")),
+      (config.num_buckets, config.num_heads),
+    )
+    self.input_dropout = Dropout(config.dropout_rate)
+    self.layers = T5Layer(config, self.is_decoder)
+    self.norm = rms_norm(config)
+    self.output_dropout = Dropout(config.dropout_rate)
+
+  def __call__(
+    self,
+    hidden: Float[Array, "r l d"],
+    view: View,
+    memory: Memory | None = None,
+    memory_view: View | None = None,
+  ) -> Float[Array, "r l d"]:
+    """Returns normalised hidden states; adds the bias to the `view`."""
+    config, shape = self.config, hidden.shape
+    bias = position_bias(
+      config,
+      self.position_embeddings,
+      shape[1],
+      bidirectional=not self.is_decoder,
+    )
+    view, tokens = view._replace(bias=bias), view.tokens.reshape(-1)
+    hidden = hidden.reshape(-1, config.hidden_size).astype(config.dtype)
+    hidden = self.input_dropout(hidden, tokens)
+    hidden = nn.with_logical_constraint(hidden, HIDDEN)
+    apply = remat(_apply, config.remat_policy, in_scan=True)
+    length = config.decoder_layers if self.is_decoder else config.num_layers
+    scan = nn.scan(
+      lambda layer, x: (apply(layer, x, view, memory, memory_view), None),
+      variable_axes={"params": 0, _CROSS_ATTENTION: 0},
+      split_rngs={"params": True, "dropout": True},
+      length=length,
+      unroll=platforms.num_unrolled(length),
+      metadata_params={nn.PARTITION_NAME: "layers"},
+      check_constancy_invariants=False,
+    )
+    hidden = self.norm(scan(self.layers, hidden)[0])
+    return self.output_dropout(hidden, tokens).reshape(shape)
+
+
+class T5(nn.Module):
+  """T5: `encode` sequences, and `decode` what is written about them.
+
+  As in all modules here, dropout is on where `apply` is given a `dropout` key.
+  Sequences end with `end_id`, which the caller adds.
+  """
+
+  config: T5Config
+
+  def setup(self) -> None:
+    config = self.config
+    if config.vocab_size is None:
+      raise RealmError(
+        "the model has no vocabulary yet; call T5Config.for_vocabulary"
+      )
+    embeddings = self.param(
+      "word_embeddings",
+      _normal(1.0, ("vocab", "embed")),
+      (config.vocab_size, config.hidden_size),
+    )
+    # Gathered here, as in `BertEncoder`.
+    axes = ("vocab", "activation_embed")
+    self.word_embeddings = nn.with_logical_constraint(embeddings, axes)
+    self.encoder = T5Stack(config, is_decoder=False)
+    self.decoder = T5Stack(config, is_decoder=True)
+    if not config.tied_head:
+      axes, stddev = ("embed", "vocab"), config.hidden_size**-0.5
+      self.head = _dense(config, config.vocab_size, axes, stddev)
+
+  def encode(self, sequences: Sequences) -> Float[Array, "r l d"]:
+    """Returns the hidden states of the encoder's tokens."""
+    own = sequences.sequence
+    mask = jnp.where(own[:, :, None] == own[:, None, :], 0.0, MASKED)[:, None]
+    position = jnp.asarray(sequences.position)
+    # A sequence's tokens lie side by side in a bin, so that their distances are
+    # those of their places.
+    view = View(mask, sequences.dropout_keys, position)
+    hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
+    return self.encoder(hidden, view)
+
+  def encode_memory(self, sequences: Sequences, *, fused: int = 1) -> Memory:
+    """Encodes sequences for decoders that each attend to `fused` of them.
+
+    With 1, each sequence has a decoder of its own. Fusion-in-Decoder fuses all
+    candidates of a query, which come one after the other.
+    """
+    hidden, is_token = unpacked(sequences, self.encode(sequences))
+    size = hidden.shape[-1]
+    ids = jnp.asarray(sequences.dropout_ids).reshape(-1, fused)[:, 0]
+    decoders = len(ids)
+    return Memory(
+      hidden.reshape(decoders, -1, size), is_token.reshape(decoders, -1), ids
+    )
+
+  def decode(
+    self, memory: Memory, token_ids: Int[AnyArray, "n t"]
+  ) -> Float[Array, "n t v"]:
+    """Returns the logits of each token of a text, given those before it."""
+    config = self.config
+    count, length = token_ids.shape
+    place = jnp.arange(length)
+    tokens = dropout_keys(memory.dropout_ids[:, None], place[None])
+    causal = jnp.where(place[:, None] >= place[None], 0.0, MASKED)[None, None]
+    before = jnp.pad(
+      jnp.asarray(token_ids)[:, :-1],
+      ((0, 0), (1, 0)),
+      constant_values=config.start_id,
+    )
+    hidden = self.decoder(
+      jnp.take(self.word_embeddings, before, axis=0),
+      View(causal, tokens, place[None]),
+      memory,
+      View(memory.mask, tokens, jnp.arange(memory.is_token.shape[1])[None]),
+    ).reshape(count * length, -1)
+    if config.tied_head:
+      hidden *= config.hidden_size**-0.5
+      kernel = self.word_embeddings.T
+      logits = matmul.dot_general(hidden, kernel, (((1,), (0,)), ((), ())))
+    else:
+      logits = self.head(hidden)
+    return logits.astype(jnp.float32).reshape(count, length, -1)
+
+  def __call__(
+    self,
+    sequences: Sequences,
+    token_ids: Int[AnyArray, "n t"],
+    *,
+    fused: int = 1,
+  ) -> Float[Array, "n t v"]:
+    """Returns the logits of each token of a text about the sequences."""
+    return self.decode(self.encode_memory(sequences, fused=fused), token_ids)
+
+  def init_parameters(self, key: jax.Array) -> dict:
+    """Initializes the parameters, in Flax's boxes."""
+    token = jnp.ones((1, 1), jnp.int32)
+    return self.init(key, padded(token), token)["params"]
+
+
+def log_likelihood(
+  logits: Float[Array, "n t v"], token_ids: Int[AnyArray, "n t"]
+) -> Float[Array, "n t"]:
+  """Returns log p of each token of a text, and 0 at its padding."""
+  chosen = jnp.take_along_axis(logits, token_ids[..., None], axis=-1)[..., 0]
+  found = chosen - jax.nn.logsumexp(logits, axis=-1)
+  return jnp.where(token_ids != PAD_ID, found, 0.0)
+
+
+def cross_attention(
+  model: T5,
+  params: dict,
+  memory: Memory,
+  token_ids: Int[AnyArray, "n t"],
+  *,
+  fused: int,
+) -> CrossAttention:
+  """Returns how much decoders attend to each of `fused` sequences.
+
+  It runs the decoder without dropout. A loss that takes this for a target stops
+  its gradient.
+  """
+  _, found = model.apply(
+    {"params": params},
+    memory,
+    token_ids,
+    method="decode",
+    mutable=[_CROSS_ATTENTION],
+  )
+  layers = found[_CROSS_ATTENTION]["decoder"]["layers"]["cross_attention"]
+  (first,), (weighted,) = (layers[n] for n in CrossAttention._fields)
+  is_target = (jnp.asarray(token_ids) != PAD_ID)[None, ..., None]
+  count = jnp.maximum(is_target.sum(axis=(0, 2, 3)), 1)
+  is_token = memory.is_token.reshape(len(memory.is_token), fused, -1)
+
+  def by_sequence(x: Float[Array, "layers n s"]) -> Float[Array, "n k"]:
+    x = x.mean(axis=0).reshape(is_token.shape)
+    return jnp.sum(x, axis=-1, where=is_token)
+
+  tokens = jnp.maximum(is_token.sum(axis=-1), 1)
+  weighted = jnp.sum(weighted, axis=2, where=is_target) / count[None, :, None]
+  return CrossAttention(by_sequence(first) / tokens, by_sequence(weighted))
