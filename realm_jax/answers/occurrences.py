@@ -1,6 +1,5 @@
 """Which of the blocks retrieved for a question contain an answer."""
 
-import collections
 from collections.abc import Iterable
 
 import numpy as np
@@ -23,8 +22,8 @@ class AnswersInBlocks:
   def __init__(self, corpus: Corpus, store: AnswerStore | None = None):
     self.corpus = corpus
     self._store = store
-    # For each pattern, whether it matches in the rows that were searched.
-    self._matching = collections.defaultdict[str, dict[int, bool]](dict)
+    # For each pattern, the rows that were searched, and whether it matches.
+    self._searched: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
   def contained(
     self, question: QuestionAnswers, rows: Int[np.ndarray, " n"]
@@ -49,12 +48,18 @@ class AnswersInBlocks:
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
     """Returns which blocks a pattern matches; an invalid one matches none."""
-    compiled, matching = patterns.compiled(pattern), self._matching[pattern]
-    missing = [row for row in rows.tolist() if row not in matching]
-    bodies = self.corpus.bodies_utf8(np.array(missing, np.int64))
-    for row, body in zip(missing, bodies, strict=True):
-      matching[row] = any(compiled.spans(body.decode()))
-    return np.array([matching[row] for row in rows.tolist()], bool)
+    nothing = np.zeros(0, np.int32), np.zeros(0, bool)
+    searched, matches = self._searched.get(pattern, nothing)
+    if len(missing := rows[~np.isin(rows, searched)]):
+      compiled = patterns.compiled(pattern)
+      bodies = self.corpus.bodies_utf8(missing)
+      found = [any(compiled.spans(body.decode())) for body in bodies]
+      searched = np.concatenate([searched, missing])
+      matches = np.concatenate([matches, np.array(found)])
+      order = np.argsort(searched)
+      searched, matches = searched[order], matches[order]
+      self._searched[pattern] = searched, matches
+    return matches[np.searchsorted(searched, rows)]
 
   def pattern_spans(
     self, wanted: Iterable[str], row: int
