@@ -17,7 +17,8 @@ from tests.weights.test_unpickling import write_torch_file
 _NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
-def _write(path, tensors):
+def write_tensors(path, tensors, **beside):
+  """Writes tensors, with what a checkpoint of torch has beside them."""
   if path.suffix == ".safetensors":
     safetensors.numpy.save_file(tensors, path)
   else:
@@ -28,6 +29,7 @@ def _write(path, tensors):
         for name, array in tensors.items()
       },
       tensors,
+      **beside,
     )
 
 
@@ -42,7 +44,7 @@ def _shard(directory, name, tensors):
   for i in range(3):
     shard = f"{stem}-{i + 1:05d}-of-00003.{suffix}"
     own = dict(sorted(tensors.items())[i::3])
-    _write(directory / shard, own)
+    write_tensors(directory / shard, own)
     shard_of |= dict.fromkeys(own, shard)
   index = directory / f"{name}.index.json"
   write_json(index, {"metadata": {"total_size": 1}, "weight_map": shard_of})

@@ -104,8 +104,11 @@ class _Pickler(pickle.Pickler):
     return ("storage", getattr(sys.modules["torch"], obj[1]), *obj[2:])
 
 
-def write_torch_file(path, tensors, storages):
-  """Writes a state_dict as torch does: tensors over storages in an archive."""
+def write_torch_file(path, tensors, storages, **beside):
+  """Writes a state_dict as torch does: tensors over storages in an archive.
+
+  With what is `beside` it, it is the `model` of a checkpoint.
+  """
   torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
   for kind in ("FloatStorage", "BFloat16Storage"):
     setattr(torch, kind, type(kind, (), {"__module__": "torch"}))
@@ -120,7 +123,9 @@ def write_torch_file(path, tensors, storages):
     )
   file = io.BytesIO()
   with mock.patch.dict(sys.modules, {"torch": torch, "torch._utils": utils}):
-    _Pickler(file, protocol=2).dump(made)
+    _Pickler(file, protocol=2).dump(
+      {"model": made, **beside} if beside else made
+    )
   return _archive(path, file.getvalue(), storages)
 
 

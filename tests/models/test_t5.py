@@ -1,0 +1,70 @@
+"""T5: dropout, vocabularies and initial values.
+
+That it computes what transformers computes is shown in `tests/weights`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import meta
+
+from harness.agreement.t5 import packed
+from realm_jax.errors import RealmError
+from realm_jax.models.sequences import padded
+from realm_jax.models.t5 import T5, T5Config, log_likelihood
+
+CONFIG = T5Config(
+  vocab_size=128,
+  hidden_size=12,
+  num_layers=2,
+  num_heads=2,
+  head_size=5,
+  intermediate_size=20,
+  dropout_rate=0.3,
+)
+
+
+def _random_tokens(*shape):
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(2, CONFIG.vocab_size, shape, dtype=np.int32)
+  lengths = rng.integers(1, shape[-1] + 1, shape[:-1])
+  return np.where(np.arange(shape[-1]) < lengths[..., None], tokens, 0)
+
+
+def test_dropout_does_not_depend_on_the_layout():
+  model = T5(CONFIG)
+  params = meta.unbox(jax.jit(model.init_parameters)(jax.random.key(0)))
+  inputs, targets = _random_tokens(12, 9), jnp.asarray(_random_tokens(4, 5))
+
+  @functools.partial(jax.jit, static_argnames="drops")
+  def likelihood(sequences, *, drops):
+    rngs = {"dropout": jax.random.key(1)} if drops else {}
+    found = model.apply(
+      {"params": params}, sequences, targets, fused=3, rngs=rngs
+    )
+    return log_likelihood(found, targets)
+
+  bins = packed(inputs)
+  assert len(bins.token_ids) < len(inputs)
+  ids = jnp.arange(len(inputs), dtype=jnp.uint32)
+  one_a_bin = padded(jnp.asarray(inputs), ids)
+  for drops in (False, True):
+    ours = likelihood(bins, drops=drops)
+    theirs = likelihood(one_a_bin, drops=drops)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+  without = likelihood(bins, drops=False)
+  assert np.abs(ours - without).max() > 0.01
+  assert (np.asarray(without)[np.asarray(targets) == 0] == 0).all()
+
+
+def test_embeddings_are_padded_for_a_vocabulary():
+  config = T5Config()
+  assert config.for_vocabulary(32_100).vocab_size == 32_128
+  assert CONFIG.for_vocabulary(100) == CONFIG
+  with pytest.raises(RealmError, match="the vocabulary has 200 tokens"):
+    CONFIG.for_vocabulary(200)
+  with pytest.raises(RealmError, match="for_vocabulary"):
+    T5(config).init_parameters(jax.random.key(0))
