@@ -22,7 +22,7 @@ class AnswersInBlocks:
   def __init__(self, corpus: Corpus, store: AnswerStore | None = None):
     self.corpus = corpus
     self._store = store
-    # For each pattern, the rows that were searched, and whether it matches.
+    # For each pattern, the rows that were searched, and where it matches.
     self._searched: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
   def contained(
@@ -48,18 +48,18 @@ class AnswersInBlocks:
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
     """Returns which blocks a pattern matches; an invalid one matches none."""
-    nothing = np.zeros(0, np.int32), np.zeros(0, bool)
-    searched, matches = self._searched.get(pattern, nothing)
-    if len(missing := rows[~np.isin(rows, searched)]):
+    nothing = np.zeros(0, np.int32)
+    searched, matching = self._searched.get(pattern, (nothing, nothing))
+    # A block is found once for a question.
+    missing = rows[~np.isin(rows, searched, assume_unique=True)]
+    if len(missing):
       compiled = patterns.compiled(pattern)
       bodies = self.corpus.bodies_utf8(missing)
       found = [any(compiled.spans(body.decode())) for body in bodies]
       searched = np.concatenate([searched, missing])
-      matches = np.concatenate([matches, np.array(found)])
-      order = np.argsort(searched)
-      searched, matches = searched[order], matches[order]
-      self._searched[pattern] = searched, matches
-    return matches[np.searchsorted(searched, rows)]
+      matching = np.concatenate([matching, missing[found]])
+      self._searched[pattern] = searched, matching
+    return np.isin(rows, matching, assume_unique=True)
 
   def pattern_spans(
     self, wanted: Iterable[str], row: int
