@@ -149,6 +149,6 @@ def bert_adam(
       variance[name] = 0.999 * variance[name] + 0.001 * g**2
       update = mean[name] / (np.sqrt(variance[name]) + 1e-6)
       if name.rpartition("/")[2] not in ("scale", "bias"):
-        update = update + config.weight_decay * params[name]
+        update = update + (config.weight_decay or 0.0) * params[name]
       params[name] = params[name] - rate * update
   return params

@@ -175,3 +175,23 @@ def _feature(features: dict[str, np.ndarray], name: str) -> np.ndarray:
     f"{', '.join(sorted(features))}; let its preprocessors return {name!r}, as "
     "those of the tasks in tasks/ do"
   )
+
+
+def padded(
+  values: Sequence[np.ndarray | np.generic | bytes],
+  shape: Sequence[int | None],
+  dtype: type[np.generic] | type[object],
+) -> np.ndarray:
+  """Joins values, each padded to a shape; an axis of None to the longest."""
+  if not len(shape):
+    return np.array(values, dtype)
+  longest = np.max([np.shape(value) for value in values], axis=0).astype(int)
+  sizes = [
+    found if size is None else size
+    for size, found in zip(shape, longest.tolist(), strict=True)
+  ]
+  padding = b"" if dtype is object else 0
+  joined = np.full((len(values), *sizes), padding, dtype)
+  for place, value in enumerate(values):
+    joined[(place, *map(slice, np.shape(value)))] = value
+  return joined

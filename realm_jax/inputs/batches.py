@@ -7,6 +7,7 @@ A process reads its own rows of the global batch and no others; see
 import collections
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,30 +19,13 @@ from realm_jax.inputs.batch import (
   Example,
   FeatureSpec,
   TaskError,
+  padded,
 )
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.question_files import TASKS, QuestionExamples
 
 if TYPE_CHECKING:
   from realm_jax.inputs.examples import ExampleStream
-
-
-def _padded(
-  values: Sequence[np.ndarray | np.generic | bytes],
-  shape: Sequence[int | None],
-  dtype: type[np.generic] | type[object],
-) -> np.ndarray:
-  """Joins values, each padded to a shape; an axis of None to the longest."""
-  longest = np.max([np.shape(value) for value in values], axis=0).astype(int)
-  sizes = [
-    found if size is None else size
-    for size, found in zip(shape, longest.tolist(), strict=True)
-  ]
-  padding = b"" if dtype is object else 0
-  padded = np.full((len(values), *sizes), padding, dtype)
-  for place, value in enumerate(values):
-    padded[(place, *map(slice, np.shape(value)))] = value
-  return padded
 
 
 def stream_batches(
@@ -80,7 +64,21 @@ def stream_batches(
     stream = ExampleStream(
       config, positions=positions, shuffle=shuffle, repeat=repeat
     )
-  return _batches(stream, config, positions)
+  return _one_ahead(_batches(stream, config, positions))
+
+
+def _one_ahead(
+  batches: Generator[Batch, None, None],
+) -> Generator[Batch, None, None]:
+  """Yields batches, while a thread joins the examples of the next one."""
+  with (
+    contextlib.closing(batches),
+    ThreadPoolExecutor(1, thread_name_prefix="examples") as thread,
+  ):
+    following = thread.submit(next, batches, None)
+    while (batch := following.result()) is not None:
+      following = thread.submit(next, batches, None)
+      yield batch
 
 
 def _batches(
@@ -132,5 +130,5 @@ def _joined(
         )
     is_of_host = None in shape or feature.dtype is object
     features = host if is_of_host else arrays
-    features[name] = _padded(values, shape, feature.dtype)
+    features[name] = padded(values, shape, feature.dtype)
   return arrays, host

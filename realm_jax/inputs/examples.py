@@ -137,7 +137,9 @@ class ExampleStream:
     self._fruitless = np.zeros(len(positions), np.int64)
     # Requested positions, in order, of which nothing is known, and their rows.
     self._in_flight = collections.OrderedDict[int, int]()
-    self._has_example = False
+    # Examples that tf.data has made, of which a chunk is received at once.
+    self._num_made = tf.Variable(tf.zeros((), tf.int64))
+    self._chunk_size = min(len(positions), RECORDS_PER_LOOKUP)
     # Exception of a request, since tf.data keeps only its text.
     self._error: TaskError | None = None
 
@@ -168,8 +170,8 @@ class ExampleStream:
   def spec(self) -> Mapping[str, FeatureSpec]:
     """The shapes and types of the examples; raises as iterating does."""
     return {
-      name: FeatureSpec([*spec.shape], spec.dtype.as_numpy_dtype)
-      for name, spec in self._examples.element_spec.items()
+      name: FeatureSpec([*spec.shape[1:]], spec.dtype.as_numpy_dtype)
+      for name, spec in self._chunks.element_spec[0].items()
     }
 
   @tf.autograph.experimental.do_not_convert
@@ -177,20 +179,33 @@ class ExampleStream:
     """Returns the positions in the order in which they are read."""
     requests = tf.data.Dataset.counter().map(
       lambda _: tf.ensure_shape(
-        tf.numpy_function(self._request, [], tf.int64), [None]
+        tf.numpy_function(self._request, [self._num_made], tf.int64), [None]
       )
     )
     return requests.take_while(lambda found: tf.size(found) > 0).unbatch()
 
   @functools.cached_property
-  def _examples(self) -> tf.data.Dataset:
+  def _chunks(self) -> tf.data.Dataset:
+    """Chunks of the examples, which cost less to receive than single ones."""
     positions = self._requested()
     with task_context(self._config):
       if isinstance(self.task, seqio.Task):
         records = self._readers[self.task.name].records_at(positions)
         examples = self._examples_of(self.task, records)
+        chunks = self._chunked(examples, self._chunk_size)
       else:
-        examples = self._mixed(self.task, positions)
+        chunks = self._mixed(self.task, positions)
+    options = tf.data.Options()
+    options.deterministic = True
+    # Autotuning gained nothing here, and its thread delays the end of a
+    # process by up to a minute.
+    options.autotune.enabled = False
+    num_ahead = self._config.batches_ahead * len(self._next)
+    return chunks.with_options(options).prefetch(num_ahead // self._chunk_size)
+
+  @tf.autograph.experimental.do_not_convert
+  def _chunked(self, examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Returns examples in chunks, each padded to its longest, with shapes."""
     spec = examples.element_spec
     if "position" not in spec:
       raise TaskError(
@@ -198,23 +213,21 @@ class ExampleStream:
         'a run is resumed: let its preprocessors return "position" as they '
         f"got it (they returned {', '.join(sorted(spec))})"
       )
-    options = tf.data.Options()
-    options.deterministic = True
-    # Autotuning gained nothing here, and its thread delays the end of a
-    # process by up to a minute.
-    options.autotune.enabled = False
     names = [name for name in spec if name != "seed"]
-    num_ahead = self._config.batches_ahead * len(self._next)
-    return (
-      examples.map(lambda example: {name: example[name] for name in names})
-      .with_options(options)
-      .prefetch(num_ahead)
-    )
+
+    def with_shapes(
+      example: Mapping[str, tf.Tensor],
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+      self._num_made.assign_add(1)
+      shapes = {n: tf.shape(example[n]) for n in names if None in spec[n].shape}
+      return {name: example[name] for name in names}, shapes
+
+    return examples.map(with_shapes).padded_batch(size)
 
   def _mixed(
     self, mixture: seqio.Mixture, positions: tf.data.Dataset
   ) -> tf.data.Dataset:
-    """Returns the examples at positions, each of the task that is drawn there.
+    """Returns chunks of examples at positions, each of the task drawn there.
 
     A hash of seed and position draws the task, weighted by the rates. Its
     record is the one that the task's own order has at that position, so that a
@@ -232,16 +245,14 @@ class ExampleStream:
     def of_batch(batch: tf.Tensor) -> tf.data.Dataset:
       drawn = tf.numpy_function(draw, [batch], tf.int64, stateful=False)
       drawn = tf.ensure_shape(drawn, [None])
-      # Of each task, a data set for each position: of an example, or of none.
       parts, kinds = [], {}
       for number, task in enumerate(tasks):
         own = tf.data.Dataset.from_tensor_slices(batch[drawn == number])
         records = self._readers[task.name].records_at(own)
-        one_by_one = records.map(tf.data.Dataset.from_tensors)
-        parts.append(one_by_one.map(functools.partial(self._examples_of, task)))
-        features = parts[-1].element_spec.element_spec.items()
+        parts.append(self._examples_of(task, records))
         kinds[task.name] = {
-          (n, x.dtype.name, x.shape.rank) for n, x in features
+          (n, x.dtype.name, x.shape.rank)
+          for n, x in parts[-1].element_spec.items()
         }
       # TensorFlow's own error, if it gives any, names no feature.
       for (one, ours), (other, theirs) in itertools.pairwise(kinds.items()):
@@ -251,9 +262,19 @@ class ExampleStream:
             f"(name, type, rank): {one} alone gives {sorted(ours - theirs)}, "
             f"{other} {sorted(theirs - ours)}"
           )
-      order = tf.data.Dataset.from_tensor_slices(drawn)
-      chosen = tf.data.Dataset.choose_from_datasets(parts, order)
-      return chosen.flat_map(lambda examples: examples)
+      whole = functools.reduce(tf.data.Dataset.concatenate, parts)
+
+      def in_order(
+        features: dict[str, tf.Tensor], shapes: dict[str, tf.Tensor]
+      ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        is_at = features["position"][:, tf.newaxis] == batch
+        order = tf.argsort(tf.argmax(tf.cast(is_at, tf.int32), axis=1))
+        return tf.nest.map_structure(
+          lambda values: tf.gather(values, order), (features, shapes)
+        )
+
+      # Of a batch of positions there is one chunk at most.
+      return self._chunked(whole, RECORDS_PER_LOOKUP).map(in_order)
 
     return positions.batch(RECORDS_PER_LOOKUP).flat_map(of_batch)
 
@@ -282,22 +303,30 @@ class ExampleStream:
         the stream is endless, and no record gives an example.
     """
     try:
-      for example in self._examples.as_numpy_iterator():
-        self._receive(int(example["position"]))
-        yield example
+      for features, shapes in self._chunks.as_numpy_iterator():
+        columns = {name: [*values] for name, values in features.items()}
+        for name, sizes in shapes.items():
+          columns[name] = [
+            value[tuple(map(slice, size))]
+            for value, size in zip(columns[name], sizes.tolist(), strict=True)
+          ]
+        rows = zip(*columns.values(), strict=True)
+        examples = [dict(zip(columns, row, strict=True)) for row in rows]
+        self._receive([int(example["position"]) for example in examples])
+        yield from examples
     except tf.errors.OpError:
       for error in (self._error, *(r.error for r in self._readers.values())):
         if error is not None:
           raise error from None
       raise
 
-  def _request(self) -> Int64[np.ndarray, " n"]:
+  def _request(self, num_made: np.int64) -> Int64[np.ndarray, " n"]:
     """Returns the positions to read next; none at the end of the stream.
 
     It never waits, so that no thread hangs when the stream is closed.
     """
     with self._lock:
-      self._require_examples()
+      self._require_examples(has_example=bool(num_made))
       rows = np.flatnonzero(self._next < self._limit)
       fewest = self._possible[rows].min(initial=np.iinfo(np.int64).max)
       rows = rows[self._possible[rows] == fewest]
@@ -309,10 +338,10 @@ class ExampleStream:
       self._in_flight.update(requested)
       return positions
 
-  def _require_examples(self) -> None:
+  def _require_examples(self, *, has_example: bool) -> None:
     """Raises `TaskError` if an endless stream has none among many records."""
     since = self._fruitless
-    num_records = since.max() if self._has_example else since.sum()
+    num_records = since.max() if has_example else since.sum()
     if self._limit == math.inf and num_records >= _FRUITLESS_RECORDS:
       self._error = TaskError(
         f"task {self._config.task!r} keeps none of {_FRUITLESS_RECORDS:,} "
@@ -322,20 +351,21 @@ class ExampleStream:
       )
       raise self._error
 
-  def _receive(self, position: int) -> None:
-    """Notes that an example has been made.
+  def _receive(self, positions: Sequence[int]) -> None:
+    """Notes the positions of examples that have been made.
 
     Raises:
-      TaskError: The position is repeated, or not in the order of the records.
+      TaskError: One is repeated, or not in the order of the records.
     """
     with self._lock:
-      if position not in self._in_flight:
-        raise TaskError(
-          f"the task gives position {position} twice or out of order; its "
-          "preprocessors may drop records, but not shuffle them nor make "
-          "several examples of one"
-        )
-      # Examples come in the order of records, so those before were dropped.
-      while (found := self._in_flight.popitem(last=False))[0] != position:
-        self._possible[found[1]] -= 1
-      self._fruitless[found[1]], self._has_example = 0, True
+      for position in positions:
+        if position not in self._in_flight:
+          raise TaskError(
+            f"the task gives position {position} twice or out of order; its "
+            "preprocessors may drop records, but not shuffle them nor make "
+            "several examples of one"
+          )
+        # Examples come in the order of records, so those before were dropped.
+        while (found := self._in_flight.popitem(last=False))[0] != position:
+          self._possible[found[1]] -= 1
+        self._fruitless[found[1]] = 0

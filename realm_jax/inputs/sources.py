@@ -20,6 +20,7 @@ import seqio
 import tensorflow as tf
 from jaxtyping import Int, UInt64
 
+from realm_jax.inputs.batch import padded
 from realm_jax.inputs.config import TaskError
 
 # jax uses the devices. TensorFlow only prepares data, and would otherwise
@@ -240,23 +241,23 @@ class RecordReader:
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the records at positions, a data set of int64, in that order."""
     types = [spec.dtype for spec in self._leaves]
-    types += [tf.int64 for spec in self._leaves if spec.shape.rank]
+    types += [tf.int64] * sum(map(_is_ragged, self._leaves))
 
-    def one_batch(batch: tf.Tensor) -> tf.data.Dataset:
-      tensors = tf.numpy_function(self._read, [batch], types, stateful=False)
+    def read(batch: tf.Tensor) -> tf.data.Dataset:
+      columns = tf.numpy_function(self._read, [batch], types, stateful=False)
+      for spec, column in zip(self._leaves, columns, strict=False):
+        column.set_shape([None, *spec.shape])
+      for lengths in columns[len(self._leaves) :]:
+        lengths.set_shape([None])
+      # `unbatch` ends the process where all values of a column are empty.
+      return tf.data.Dataset.from_tensor_slices(
+        (batch, _record_seeds(self._seed, batch), *columns)
+      )
 
-      def one_record(index: tf.Tensor) -> dict[str, Any]:
-        position, record = batch[index], self._record(tensors, index)
-        seed = _record_seed(self._seed, position)
-        return {"position": position, "seed": seed, **record}
-
-      size = tf.size(batch, out_type=tf.int64)
-      return tf.data.Dataset.range(size).map(one_record)
-
-    return positions.batch(RECORDS_PER_LOOKUP).flat_map(one_batch)
+    return positions.batch(RECORDS_PER_LOOKUP).flat_map(read).map(self._record)
 
   def _read(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Returns each column end to end, then the offsets of the ragged ones."""
+    """Returns each column, padded, then the lengths in the ragged ones."""
     try:
       indices = record_indices(
         positions,
@@ -266,42 +267,42 @@ class RecordReader:
       )
       found = self._records.lookup(indices)
       columns = self._structure.flatten_up_to({n: found[n] for n in self._spec})
-      flat, offsets = [], []
+      joined, lengths = [], []
       for spec, column in zip(self._leaves, columns, strict=True):
-        if spec.shape.rank:
-          arrays = [np.asarray(value) for value in column]
-          offsets.append(np.cumsum([0, *map(len, arrays)], dtype=np.int64))
-          column = np.concatenate(arrays)
-        flat.append(np.asarray(column, spec.dtype.as_numpy_dtype))
-      return flat + offsets
+        if _is_ragged(spec):
+          lengths.append(np.array([*map(len, column)], np.int64))
+        joined.append(padded(column, spec.shape, spec.dtype.as_numpy_dtype))
+      return joined + lengths
     except Exception as error:
       self.error = error
       raise
 
   def _record(
-    self, tensors: Sequence[tf.Tensor], index: Int[tf.Tensor, ""]
+    self, position: tf.Tensor, seed: tf.Tensor, *columns: tf.Tensor
   ) -> dict[str, Any]:
     """Returns one record of those that `_read` has read."""
-    offsets = iter(tensors[len(self._leaves) :])
-    values = []
-    for spec, column in zip(self._leaves, tensors, strict=False):
-      if spec.shape.rank:
-        ends = next(offsets)
-        values.append(column[ends[index] : ends[index + 1]])
-      else:
-        values.append(column[index])
-      values[-1].set_shape(spec.shape)
+    lengths = iter(columns[len(self._leaves) :])
+    values = [
+      value[: next(lengths)] if _is_ragged(spec) else value
+      for spec, value in zip(self._leaves, columns, strict=False)
+    ]
     record = jax.tree.unflatten(self._structure, values)
-    return {name: record[name] for name in self._spec}
+    features = {name: record[name] for name in self._spec}
+    return {"position": position, "seed": seed, **features}
 
 
-def _record_seed(
-  seed: int, position: Int[tf.Tensor, ""]
-) -> Int[tf.Tensor, " 2"]:
-  """Returns the seed, int32[2], of the record at a position.
+def _is_ragged(spec: tf.TensorSpec) -> bool:
+  """Returns whether the first axis of a feature varies in length."""
+  return bool(spec.shape.rank) and spec.shape[0] is None
 
-  It has the two words of the position, the upper one mixed with the run's
+
+def _record_seeds(
+  seed: int, positions: Int[tf.Tensor, " n"]
+) -> Int[tf.Tensor, "n 2"]:
+  """Returns the seeds, int32[2], of the records at positions.
+
+  A seed has the two words of the position, the upper one mixed with the run's
   seed, so that all positions of a run have different seeds.
   """
   run = np.array([0, seed % 2**32], np.uint32).view(np.int32)
-  return tf.bitwise.bitwise_xor(tf.bitcast(position, tf.int32), run)
+  return tf.bitwise.bitwise_xor(tf.bitcast(positions, tf.int32), run)

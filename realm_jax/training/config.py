@@ -140,7 +140,7 @@ class TrainConfig:
       version that the run began with.
     stage: What is trained, and by which loss.
     retriever: Towers; they take the vocabulary of the corpus.
-    num_steps: Steps of the whole run; the learning rate ends at zero there.
+    num_steps: Steps of the whole run; the learning rate falls until there.
     reader: Reader, for the stages that have one.
     components: Further components, by the names that a stage gives them.
     mesh: How the devices share the parameters and the work.

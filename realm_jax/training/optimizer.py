@@ -1,13 +1,15 @@
-"""BERT's Adam and its learning-rate schedule."""
+"""Optimizers and learning-rate schedules: BERT's Adam, AdamW and Adafactor."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.core import meta
 
 from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params, is_within, subtree
@@ -21,20 +23,29 @@ from realm_jax.settings import (
 
 # Label of the parameters that do not change.
 _FROZEN = "frozen"
+# Name of a module whose parameters `flax.linen.scan` stacks, layer by layer.
+_STACK = "layers"
 _DecayRate = Annotated[float, Range(least=0, below=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """BERT's optimizer, as in Google's TF1 code.
+  """The optimizer; by default BERT's, as in Google's TF1 code.
 
   Attributes:
-    learning_rate: Peak of the learning rate.
+    learning_rate: Peak of the learning rate. Adafactor multiplies it by the
+      root mean square of each parameter.
+    optimizer: "bert_adam", Adam without bias correction; "adamw", Adam with it,
+      as torch's AdamW; or "adafactor", as T5 has it, without momentum.
+    schedule: Learning rate after the warm-up: "linear" falls to zero at
+      `num_steps`, "constant" does not fall, and "cosine" falls as in Atlas, by
+      a quarter of a cosine, to a tenth.
     warmup_steps: Steps of linear warm-up; None gives
       min(10,000, max(100, num_steps / 10)).
     weight_decay: Decoupled weight decay, except on LayerNorm parameters and
-      biases.
-    clip_norm: Greatest global norm of the gradient.
+      biases. None gives 0.01, and 0 with Adafactor.
+    clip_norm: Greatest global norm of the gradient. None gives 1, and no limit
+      with Adafactor, which limits the updates of each parameter.
     adam_b1, adam_b2: Decay rates of the first and the second moment.
     mean_dtype: Type in which the first moment is kept, such as bfloat16. The
       second one is always in float32: a change of a thousandth, which is what a
@@ -48,9 +59,11 @@ class OptimizerConfig:
   """
 
   learning_rate: PositiveFloat
+  optimizer: Literal["bert_adam", "adamw", "adafactor"] = "bert_adam"
+  schedule: Literal["linear", "constant", "cosine"] = "linear"
   warmup_steps: NonNegativeInt | None = None
-  weight_decay: NonNegativeFloat = 0.01
-  clip_norm: PositiveFloat = 1.0
+  weight_decay: NonNegativeFloat | None = None
+  clip_norm: PositiveFloat | None = None
   adam_b1: _DecayRate = 0.9
   adam_b2: _DecayRate = 0.999
   mean_dtype: jax.typing.DTypeLike = jnp.float32
@@ -65,11 +78,13 @@ class OptimizerConfig:
     object.__setattr__(self, "frozen", tuple(self.frozen))
 
 
-def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-  """Returns Adam without bias correction: m / (√v + ε)."""
+def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
+  """Returns Adam, m / (√v + ε); BERT's is without bias correction."""
   adam = optax.scale_by_adam(
     config.adam_b1, config.adam_b2, config.epsilon, mu_dtype=config.mean_dtype
   )
+  if config.optimizer == "adamw":
+    return adam
 
   def update(
     updates: optax.Updates,
@@ -84,14 +99,52 @@ def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   return optax.GradientTransformation(adam.init, update)
 
 
+def scale_by_adafactor() -> optax.GradientTransformation:
+  """Returns Adafactor (Shazeer and Stern 2018) as T5 and t5x have it.
+
+  Second moments of a matrix are factored from 128 rows and columns on. The root
+  mean square of an update is at most 1, times that of its parameter. In a stack
+  of layers each has its own; optax takes the stack as one array.
+  """
+  adafactor = optax.chain(
+    optax.scale_by_factored_rms(),
+    optax.clip_by_block_rms(1.0),
+    optax.scale_by_param_block_rms(),
+  )
+
+  def each(function: Callable[..., Any], *trees: Any) -> Any:
+    def apply(path: tuple[Any, ...], *leaves: Any) -> Any:
+      is_stacked = any(getattr(key, "key", None) == _STACK for key in path)
+      return (jax.vmap(function) if is_stacked else function)(*leaves)
+
+    return jax.tree_util.tree_map_with_path(apply, *trees)
+
+  def update(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, optax.OptState]:
+    made = each(adafactor.update, updates, state, params)
+    return (
+      jax.tree.map(lambda _, pair: pair[0], updates, made),
+      jax.tree.map(lambda _, pair: pair[1], updates, made),
+    )
+
+  # Factored moments lack axes that a parameter's box names: all devices have
+  # them in full, as they are small.
+  return optax.GradientTransformation(
+    lambda params: each(adafactor.init, meta.unbox(params)), update
+  )
+
+
 def learning_rate_schedule(
   config: OptimizerConfig, *, num_steps: int, of_retriever: bool = False
 ) -> optax.Schedule:
-  """Returns linear decay to zero from step 0, after a linear warm-up.
+  """Returns the learning rate by step, which begins with a linear warm-up.
 
-  That of the retriever has its own factor. If it was frozen, it has a warm-up
-  of its own, too: its moments are zero when its training begins, and without
-  bias correction the first updates would be several times too large.
+  Linear decay is counted from step 0. The retriever has its own factor. If it
+  was frozen, it has a warm-up of its own, too: its moments are zero when its
+  training begins, and the first updates would be several times too large.
   """
   given, usual = config.warmup_steps, min(10_000, max(100, num_steps // 10))
   warmup = usual if given is None else given
@@ -99,7 +152,13 @@ def learning_rate_schedule(
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:
     step = jnp.asarray(step)
-    decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
+    after = (step - warmup) / max(num_steps - warmup, 1)
+    share = {
+      "linear": jnp.maximum(0.0, 1.0 - step / num_steps),
+      "constant": 1.0,
+      "cosine": 0.1 + 0.9 * jnp.cos(0.5 * jnp.pi * after),
+    }[config.schedule]
+    decayed = config.learning_rate * share
     warming = config.learning_rate * step / max(warmup, 1)
     rate = jnp.where(step < warmup, warming, decayed)
     if not of_retriever:
@@ -131,7 +190,7 @@ def make_optimizer(
   components: tuple[str, ...] = ("retriever", "reader"),
   frozen: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-  """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
+  """Returns an optimizer: clip, Adam or Adafactor, weight decay, learning rate.
 
   Its parameters are a dictionary by component. What is `frozen`, or is by the
   configuration, neither changes nor decays. Equal settings give the same
@@ -141,6 +200,11 @@ def make_optimizer(
     RealmError: When it is initialized: no parameters are of a frozen name.
   """
   frozen = (*frozen, *config.frozen)
+  scale, weight_decay, clip_norm = scale_by_adam(config), 0.01, 1.0
+  if config.optimizer == "adafactor":
+    scale, weight_decay, clip_norm = scale_by_adafactor(), 0.0, math.inf
+  if config.weight_decay is not None:
+    weight_decay = config.weight_decay
   rates = {
     name: learning_rate_schedule(
       config, num_steps=num_steps, of_retriever=name == "retriever"
@@ -159,9 +223,9 @@ def make_optimizer(
     )
 
   return optax.chain(
-    optax.clip_by_global_norm(config.clip_norm),
-    scale_by_bert_adam(config),
-    optax.add_decayed_weights(config.weight_decay, mask=_decay_mask),
+    optax.clip_by_global_norm(config.clip_norm or clip_norm),
+    scale,
+    optax.add_decayed_weights(weight_decay, mask=_decay_mask),
     optax.partition(
       {
         name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()

@@ -201,6 +201,10 @@ def test_rows_or_tasks_without_examples_are_errors(
     some(_config(tiny, batch_size=4), 1, shuffle=False)
   # In orders of their own, epochs have something for each row.
   assert len(some(_config(tiny, batch_size=4), 3)) == 3
+  # One that has few is none, though a batch needs 400 records.
+  rare = numbers.Numbers(644)
+  numbers.add_task(rare, name="rare", keep=lambda number: number % 161 == 160)
+  assert some(_config(tiny, "rare", batch_size=4), 1, shuffle=False)
   numbers.add_task(source, name="none", keep=lambda number: number < 0)
   with pytest.raises(TaskError, match="'none' keeps none of 300 records"):
     some(_config(tiny, "none"), 1)

@@ -1,15 +1,20 @@
 """The stages, each after the other, in several layouts of devices."""
 
+import contextlib
 import functools
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 import pytest
 
 from harness.jobs import Job, free_port, running, wait_until
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots import build
 from realm_jax.training import bin_counts, compiled_steps
@@ -145,6 +150,35 @@ def test_sigterm_to_one_process_saves_and_ends_all_at_the_same_step(
   # Another layout goes on from there, as if nothing had happened.
   assert train("inverse_cloze", on_two_processes, on_eight).step == _STEPS
   _assert_same(on_two_processes / "inverse_cloze", on_eight / "inverse_cloze")
+
+
+def test_adafactor_over_eight_devices_resumes_exactly(commands, tmp_path):
+  whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+  train = functools.partial(
+    commands.train,
+    "inverse_cloze",
+    NUM_STEPS=4,
+    SAVE_EVERY_STEPS=2,
+    FSDP=8,
+    OPTIMIZER="adafactor",
+    SCHEDULE="constant",
+    **{
+      "bert.BertConfig.num_layers": 3,
+      # Smaller matrices are not factored.
+      "bert.BertConfig.hidden_size": 128,
+      "bert.BertConfig.intermediate_size": 128,
+    },
+  )
+  train(whole)
+  shutil.copytree(whole / "checkpoints/2", resumed / "checkpoints/2")
+  train(resumed)
+  saved = []
+  for model_dir in (whole, resumed):
+    with contextlib.closing(CheckpointStore(model_dir)) as store:
+      saved.append(store.restore(4, items=("retriever", "optimizer")))
+  jax.tree.map(np.testing.assert_array_equal, *saved)
+  size = {item: optax.tree.size(tree) for item, tree in saved[0].items()}
+  assert size["optimizer"] < size["retriever"] / 8
 
 
 @pytest.mark.parametrize("recipe", EVALUATIONS)
