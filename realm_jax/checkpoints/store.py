@@ -460,6 +460,7 @@ def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
     shown = "\n  ".join(problems[:6])
     raise CheckpointError(
       f"{what} does not fit this model ({len(problems)} differences); use the "
-      "gin model file it was trained with, or, if an earlier version wrote it, "
-      f"which did not stack layers, train or import again\n  {shown}"
+      "gin model file and the OPTIMIZER it was trained with, or, if an earlier "
+      "version wrote it, which did not stack layers, train or import again\n"
+      f"  {shown}"
     )

@@ -81,7 +81,6 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
     "--gin.BATCH_SIZE=16",
     "--gin.MAX_SHAPE_BUCKETS=2",
     "--gin.FSDP=2",
-    "--gin.OPTIMIZER=adafactor",
     "--gin.bert.BertConfig.vocab_size=64",
     "--topology=v5e:2x2",
     "--num_blocks=1000",

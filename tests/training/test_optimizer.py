@@ -144,8 +144,7 @@ def _adafactor(p, gradients):
   """One parameter by t5x's Adafactor, in float64."""
   row = column = second = 0.0
   for t, g in enumerate(np.float64(gradients), 1):
-    new = t**-0.8
-    square = g**2 + 1e-30
+    new, square = t**-0.8, g**2 + 1e-30
     second = (1 - new) * second + new * square
     row = (1 - new) * row + new * square.mean(-1)
     column = (1 - new) * column + new * square.mean(0)
@@ -162,9 +161,8 @@ def _adamw(p, gradients):
   mean = variance = 0.0
   for t, g in enumerate(np.float64(gradients), 1):
     mean, variance = 0.9 * mean + 0.1 * g, 0.999 * variance + 0.001 * g**2
-    unbiased = variance / (1 - 0.999**t)
-    p = p - 0.01 * 0.5 * p
-    p = p - 0.01 * mean / (1 - 0.9**t) / (np.sqrt(unbiased) + 1e-6)
+    root = np.sqrt(variance / (1 - 0.999**t)) + 1e-6
+    p = p - 0.01 * (mean / (1 - 0.9**t) / root + 0.5 * p)
   return p
 
 
