@@ -7,8 +7,11 @@ The vectors are --num_blocks generated ones, or those of a trained run in a
 folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN,
 with several numbers of leaves, our exact search, and FAISS: inverted lists of
 4-bit product codes and of RaBitQ codes, with several numbers of lists, and
-exact search; --system chooses some. Each index is built in one process and
-searched in another, so that the memory of the build is measured alone.
+exact search. Peers that are not in the package are FAISS's HNSW, SymphonyQG,
+the inverted lists of RaBitQ's authors and SVS (benchmarks/peer_indexes.py);
+those whose library is missing are left out. --system chooses some. Each index
+is built in one process and searched in another, so that the memory of the build
+is measured alone.
 """
 
 import dataclasses
@@ -22,52 +25,81 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import flags
+from benchmarks import flags, peer_indexes
 from benchmarks.data import index_vectors
 from harness import peer_processes
 from harness.peer_processes import in_new_process
 from realm_jax.console import columns
+from realm_jax.errors import RealmError
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
-from realm_jax.indexes.protocol import Blocks, config_from
+from realm_jax.indexes.protocol import (
+  CONFIGS,
+  Blocks,
+  TreeIndex,
+  config_from,
+)
 from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
+
+# Also in the processes that measure, which import this file.
+CONFIGS.update(peer_indexes.KINDS)
 
 _K = 8
 _REPEATS = 5
 _RECALLS = (0.95, 0.99)
 # Numbers of leaves and of lists, as multiples of the root of the blocks.
 _FACTORS = (1, 2, 4, 8)
-_FAISS_SEARCHES = tuple(
-  {"nprobe": nprobe, "num_reordered": num_reordered}
-  for nprobe in (2, 4, 8, 16, 32, 64, 128)
-  for num_reordered in (50, 100, 200, 400, 800)
-)
-_SYSTEMS = ("scann", "exact", "faiss_pq", "faiss_rabitq", "faiss_flat")
+# Numbers of lists that are searched, and of blocks that are scored again.
+_LISTS = (4, 8, 16, 32, 64, 128, 256)
+_REORDERED = (50, 100, 200, 400, 800, 1600)
+# Numbers of blocks that a search of a graph keeps.
+_KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_GRAPHS = ("hnsw", "symphonyqg", "svs")
+_OWN = ("scann", "exact", "faiss_pq", "faiss_rabitq", "faiss_flat")
+_SYSTEMS = (*_OWN, "hnsw", "symphonyqg", "rabitq", "svs")
 
 
 def settings_of(
   system: str, num_blocks: int, dim: int
-) -> tuple[str, list[Row]]:
-  """Returns the kind of a system's index, and settings to build it with."""
+) -> tuple[str, list[Row], list[Row]]:
+  """Returns the kind of a system's index, and settings to measure.
+
+  The first ones are those of its builds. The others, parts of a `Tree`, are
+  those of the searches; without any, they are the build's.
+  """
   root = num_blocks**0.5
   common: Row = {"brute_force_below": 0}
   if system == "exact":
-    return "exact", [{}]
+    return "exact", [{}], []
   if system == "faiss_flat":
-    return "faiss", [{"factory": "Flat", **common}]
+    return "faiss", [{"factory": "Flat", **common}], []
+  if system in _GRAPHS:
+    bits = {"symphonyqg": (32, 8), "svs": (32, 8)}.get(system, (32,))
+    builds = [{"degree": d, "bits": n} for d in (32, 64) for n in bits]
+    return system, builds, [{"num_reordered": n} for n in _KEPT]
+  lists = [round(factor * root) for factor in _FACTORS]
+  if system == "rabitq":
+    builds = [{"num_lists": n, "bits": bits} for n in lists for bits in (32, 7)]
+    return system, builds, [{"leaves_searched": n} for n in _LISTS]
   if system.startswith("faiss"):
     codes = f"PQ{dim // 2}x4fs" if system == "faiss_pq" else "RaBitQfs"
-    lists = [f"IVF{round(factor * root)}" for factor in _FACTORS]
-    return "faiss", [{"factory": f"{n},{codes},RFlat", **common} for n in lists]
+    builds = [{"factory": f"IVF{n},{codes},RFlat", **common} for n in lists]
+    searches = [
+      {"leaves_searched": searched, "num_reordered": again}
+      for searched in _LISTS
+      for again in _REORDERED
+    ]
+    return "faiss", builds, searches
   power = 2 ** round(np.log2(root))
   common["below_target"] = True
-  return "scann", [
+  builds = [
     {**common, "recall_target": recall, "num_leaves": factor * power}
     for factor in _FACTORS
     for recall in _RECALLS
   ]
+  return "scann", builds, []
 
 
 def rows(system: str, folder: Path, saved: Path) -> Iterator[Row]:
@@ -79,13 +111,13 @@ def rows(system: str, folder: Path, saved: Path) -> Iterator[Row]:
     saved: Folder for the built index.
   """
   shape = index_vectors.vectors(folder).shape
-  kind, settings = settings_of(system, *shape)
-  for parameters in settings:
+  kind, builds, searches = settings_of(system, *shape)
+  for parameters in builds:
     given = folder, saved, kind, parameters
     shutil.rmtree(saved, ignore_errors=True)
     try:
       built = in_new_process(build, *given)
-      for row in in_new_process(search, *given):
+      for row in in_new_process(search, *given, searches):
         yield {"system": system, **built, **row}
     finally:
       shutil.rmtree(saved, ignore_errors=True)
@@ -106,11 +138,14 @@ def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
   return {
     "build_seconds": seconds,
     "build_memory_gb": peer_processes.peak_memory() / 1e9,
+    "disk_gb": sum(p.stat().st_size for p in saved.rglob("*")) / 1e9,
     "num_leaves": index.report.get("num_leaves"),
   }
 
 
-def search(folder: Path, saved: Path, kind: str, parameters: Row) -> list[Row]:
+def search(
+  folder: Path, saved: Path, kind: str, parameters: Row, searches: list[Row]
+) -> list[Row]:
   """Loads the index, and searches all queries in a batch, with each setting.
 
   As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
@@ -118,32 +153,34 @@ def search(folder: Path, saved: Path, kind: str, parameters: Row) -> list[Row]:
   """
   blocks, (_, queries) = _blocks(folder), index_vectors.queries(folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
-  is_tuned = "IVF" in parameters.get("factory", "")
-  searches, load_seconds = [], 0.0
-  for setting in _FAISS_SEARCHES if is_tuned else ({},):
-    used = {**parameters, **setting}
-    config = config_from(kind, used)
-    start = time.perf_counter()
-    if config.needs_own_process:
-      index = IsolatedIndex(config, saved, blocks)
-    else:
-      index = config.load(saved, blocks)
-    found = index.search(queries, _K)
-    load_seconds = load_seconds or time.perf_counter() - start
-    seconds = []
-    for _ in range(_REPEATS):
+  config = config_from(kind, parameters)
+  start = time.perf_counter()
+  if config.needs_own_process:
+    index = IsolatedIndex(config, saved, blocks)
+  else:
+    index = config.load(saved, blocks)
+  index.search(queries, _K)
+  load_seconds = time.perf_counter() - start
+  measured, num_queries = [], len(queries.token_ids)
+  for setting in searches or [{}]:
+    if isinstance(index, TreeIndex) and index.tree:
+      index.tree = index.tree._replace(**setting)
+    seconds, recall = [], 0.0
+    # The speed of a setting below the target does not matter.
+    while not seconds or (recall >= _RECALLS[0] and len(seconds) < _REPEATS):
       start = time.perf_counter()
-      index.search(queries, _K)
+      found = index.search(queries, _K)
       seconds.append(time.perf_counter() - start)
-    searches.append(
+      recall = truth.recall(found)
+    measured.append(
       {
-        "recall_at_8": truth.recall(found),
-        "queries_per_second": len(found.rows) / statistics.median(seconds),
+        "recall_at_8": recall,
+        "queries_per_second": num_queries / statistics.median(seconds),
         "load_seconds": load_seconds,
-        "parameters": used,
+        "parameters": {**parameters, **setting},
       }
     )
-  return searches
+  return measured
 
 
 def report(measured: Sequence[Row]) -> str:
@@ -175,8 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     index_vectors.generate(folder, given.num_blocks)
   measured: list[Row] = []
   for system in given.system:
-    measured += rows(system, folder, given.directory / "index")
-    print(f"{system} has been measured", file=sys.stderr, flush=True)
+    try:
+      measured += rows(system, folder, given.directory / "index")
+      line = f"{system} has been measured"
+    except RealmError as error:
+      line = f"{system} is left out: {error}"
+    print(line, file=sys.stderr, flush=True)
     # What is measured is kept if a later system does not end.
     if given.json:
       write_json(given.json, {"vectors": folder.name, "rows": measured})

@@ -2,9 +2,12 @@
 
 A folder has `vectors.npy`, float32 [N, d], and `queries.npy`, of which the
 first are for tuning. `trained_vectors` writes such a folder for a trained run.
-Those that are generated here have 3,000 groups, as many as no index has leaves
-or lists, whose sizes follow Zipf's law and whose spreads differ; queries spread
-wider.
+
+Generated ones are like those of the demo's model, on which the constants below
+were chosen: their covariance has its eigenvalues, and searches of FAISS need as
+many lists and codes. They are a Gaussian mixture of 3,000 groups, whose sizes
+follow Zipf's law and whose widths differ, around a common mean, scaled to
+length 1. A query is such a vector that has moved away from its group.
 """
 
 import os
@@ -17,6 +20,11 @@ from realm_jax.indexes.protocol import QueryBatch
 
 _DIM = 128
 _GROUPS = 3000
+# The shares of a vector's variance that are within its group, and of a query's
+# that have nothing to do with it.
+_WITHIN, _MOVED = 0.5, 0.35
+# Standard deviation of the vectors before they are scaled, if the mean is 1.
+_DEVIATION = 0.62
 _ROWS_PER_CHUNK = 1 << 16
 _NUM_TUNING, _NUM_QUERIES = 256, 512
 
@@ -46,17 +54,28 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
     return
   folder.mkdir(parents=True, exist_ok=True)
   rng = np.random.default_rng(seed)
+  # Falling variances, along random directions.
+  deviations = np.exp(-0.165 * np.arange(_DIM) ** 0.66)
+  deviations *= _DEVIATION / np.linalg.norm(deviations)
+  axes, _ = np.linalg.qr(rng.standard_normal((_DIM, _DIM)))
+  shape = (deviations[:, None] * axes.T).astype(np.float32)
+  mean = (axes.sum(axis=1) / _DIM**0.5).astype(np.float32)
   centres = rng.standard_normal((_GROUPS, _DIM), np.float32)
-  spreads = rng.uniform(0.3, 1.0, (_GROUPS, 1)).astype(np.float32)
+  widths = rng.uniform(0.7, 1.3, (_GROUPS, 1)).astype(np.float32)
   shares = 1 / np.arange(1, _GROUPS + 1)
   shares /= shares.sum()
 
-  def draw(count: int, noise: float) -> np.ndarray:
-    groups = rng.choice(_GROUPS, count, p=shares)
-    drawn = rng.standard_normal((count, _DIM), np.float32)
-    return centres[groups] + np.float32(noise) * spreads[groups] * drawn
+  def mixed(old: np.ndarray, share: float, new: np.ndarray) -> np.ndarray:
+    return np.float32((1 - share) ** 0.5) * old + np.float32(share**0.5) * new
 
-  np.save(folder / "queries.npy", draw(_NUM_TUNING + _NUM_QUERIES, 1.5))
+  def draw(count: int, moved: float) -> np.ndarray:
+    groups = rng.choice(_GROUPS, count, p=shares)
+    own, other = rng.standard_normal((2, count, _DIM), np.float32)
+    drawn = mixed(centres[groups], _WITHIN, widths[groups] * own)
+    drawn = mean + mixed(drawn, moved, other) @ shape
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+  np.save(folder / "queries.npy", draw(_NUM_TUNING + _NUM_QUERIES, _MOVED))
   # The file gets its name when it is complete.
   unfinished = made.with_suffix(".unfinished")
   array = np.lib.format.open_memmap(
@@ -64,6 +83,6 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
   )
   for start in range(0, num_blocks, _ROWS_PER_CHUNK):
     part = array[start : start + _ROWS_PER_CHUNK]
-    part[:] = draw(len(part), 1.0)
+    part[:] = draw(len(part), 0.0)
   array.flush()
   os.replace(unfinished, made)

@@ -1,11 +1,11 @@
 """The benchmarks run, with their smallest sizes."""
 
 import json
+import sys
 
 import pytest
 
 from benchmarks import embedding, index, train_step
-from benchmarks.data import index_vectors
 from harness import peer_processes
 from realm_jax.partitioning import cpu_tuning
 
@@ -34,12 +34,21 @@ def test_train_step(tmp_path, monkeypatch):
     assert 0 < row["useful_gflops_per_second"] < row["matmul_gflops_per_second"]
 
 
-def test_index(tmp_path):
-  folder = tmp_path / "vectors"
-  index_vectors.generate(folder, 2_000)
-  (row,) = index.rows("exact", folder, tmp_path / "index")
-  assert row["recall_at_8"] == 1
-  assert row["queries_per_second"] > 0
+def test_index(tmp_path, monkeypatch, capsys):
+  pytest.importorskip("faiss", reason="it is an extra")
+  monkeypatch.setattr(index, "in_new_process", lambda f, *given: f(*given))
+  monkeypatch.setitem(sys.modules, "rabitqlib", None)
+  path = tmp_path / "rows.json"
+  given = f"--directory={tmp_path} --num_blocks=2000 --json={path} --system"
+  index.main([*given.split(), "exact", "hnsw", "symphonyqg"])
+  rows = json.loads(path.read_text())["rows"]
+  exact, *graphs = rows
+  assert exact["recall_at_8"] == 1
+  assert exact["queries_per_second"] > 0
+  assert {row["system"] for row in graphs} == {"hnsw"}
+  assert max(row["recall_at_8"] for row in graphs) > 0.95
+  missing = "symphonyqg is left out: the index `symphonyqg` needs the library"
+  assert f"{missing} rabitqlib" in capsys.readouterr().err
 
 
 def test_embedding(world, tmp_path):

@@ -1,0 +1,227 @@
+"""Indexes of other libraries, for `benchmarks.index` to measure beside ours.
+
+Three are graphs, on which a query walks from block to block and keeps the `ef`
+best: FAISS's HNSW, SymphonyQG and SVS's Vamana. One is the inverted lists of
+RaBitQ's authors. Each is an `IndexConfig`, so that it is built, loaded and
+searched as the package's own are. `pip install faiss-cpu rabitqlib scalable-vs`
+brings the libraries.
+"""
+
+import abc
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from realm_jax.indexes.protocol import (
+  Blocks,
+  IndexConfig,
+  Tree,
+  TreeIndex,
+  library_of,
+)
+
+_THREADS = os.cpu_count() or 1
+# From queries, k and what is searched to rows and scores.
+_Search = Callable[[np.ndarray, int, Tree], tuple[np.ndarray, np.ndarray]]
+
+
+class PeerIndex(TreeIndex):
+  """Searches with a function of a library."""
+
+  def __init__(self, blocks: Blocks, num_lists: int, search: _Search):
+    self.num_blocks, self.dim = blocks.embedded().shape
+    self.tree = Tree(num_lists, 1, 1)
+    self._library_search = search
+
+  def _search(self, vectors: np.ndarray, k: int, used: Tree) -> Any:
+    return self._library_search(vectors, k, used)
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerConfig(IndexConfig):
+  """Builds with a library, through its files.
+
+  Attributes:
+    degree: Number of edges of each block in a graph.
+    ef_construction: Number of blocks that a search of the build keeps.
+    num_lists: Number of inverted lists, 1 for a graph.
+    bits: Bits of a vector's code in each dimension, 32 for the vector itself.
+  """
+
+  module: ClassVar[str]
+  degree: int = 32
+  ef_construction: int = 200
+  num_lists: int = 1
+  bits: int = 32
+
+  @abc.abstractmethod
+  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
+    """Builds the index and writes its files."""
+
+  @abc.abstractmethod
+  def read(self, library: Any, path: str) -> _Search:
+    """Reads them; a graph keeps as many blocks as the `Tree` reorders."""
+
+  def build(self, blocks: Blocks, directory: Path | None = None) -> PeerIndex:
+    """Builds the index with all vectors in memory."""
+    assert directory is not None
+    directory.mkdir(parents=True)
+    vectors = np.array(blocks.embedded()[:], np.float32)
+    self.write(self._library(), vectors, str(directory / "index"))
+    return self.load(directory, blocks)
+
+  def load(self, directory: Path, blocks: Blocks) -> PeerIndex:
+    """Loads what `build` wrote."""
+    search = self.read(self._library(), str(directory / "index"))
+    return PeerIndex(blocks, self.num_lists, search)
+
+  def _library(self) -> Any:
+    return library_of(self.kind, self.module, "see benchmarks/peer_indexes.py")
+
+
+class HnswConfig(PeerConfig):
+  """FAISS's HNSW over the vectors."""
+
+  kind: ClassVar[str] = "hnsw"
+  module: ClassVar[str] = "faiss"
+
+  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
+    index = library.IndexHNSWFlat(
+      vectors.shape[1], self.degree // 2, library.METRIC_INNER_PRODUCT
+    )
+    index.hnsw.efConstruction = self.ef_construction
+    index.add(vectors)
+    library.write_index(index, path)
+
+  def read(self, library: Any, path: str) -> _Search:
+    index = library.read_index(path)
+
+    def search(vectors: np.ndarray, k: int, used: Tree) -> Any:
+      index.hnsw.efSearch = used.num_reordered
+      scores, rows = index.search(vectors, k)
+      return rows, scores
+
+    return search
+
+
+class SymphonyConfig(PeerConfig):
+  """SymphonyQG: a graph whose edges hold RaBitQ codes of the neighbors.
+
+  With its inner products it finds nothing among vectors that share a mean. So
+  it searches by distances, which a further dimension puts in the order of the
+  inner products where vectors are of different lengths.
+  """
+
+  kind: ClassVar[str] = "symphonyqg"
+  module: ClassVar[str] = "rabitqlib"
+
+  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
+    squares = (vectors**2).sum(axis=1)
+    if squares.min() < 0.999 * squares.max():
+      further = np.sqrt(squares.max() - squares)
+      vectors = np.hstack([vectors, further[:, None]])
+    index = library.SymqgIndex(
+      vectors.shape[1],
+      max_degree=self.degree,
+      metric="l2",
+      quantization_bits=self.bits % 32,
+    )
+    index.build(
+      vectors, ef_construction=self.ef_construction, num_threads=_THREADS
+    )
+    index.save(path)
+
+  def read(self, library: Any, path: str) -> _Search:
+    index = library.SymqgIndex.load(path)
+
+    def search(vectors: np.ndarray, k: int, used: Tree) -> Any:
+      vectors = np.pad(vectors, ((0, 0), (0, index.dim - vectors.shape[1])))
+      ef = used.num_reordered
+      rows, distances = index.search(vectors, k, ef, num_threads=_THREADS)
+      return rows.astype(np.int32), -distances
+
+    return search
+
+
+class RabitqConfig(PeerConfig):
+  """Inverted lists of RaBitQ codes, by RaBitQ's authors."""
+
+  kind: ClassVar[str] = "rabitq"
+  module: ClassVar[str] = "rabitqlib"
+
+  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
+    count, dim = vectors.shape
+    clusters = library.RaBitQKMeans(dim, self.num_lists, num_threads=_THREADS)
+    clusters.train(vectors)
+    index = library.IvfIndex(
+      dim, count, self.num_lists, nbits=self.bits, metric="ip"
+    )
+    index.build(
+      vectors, clusters.centroids, clusters.assignments, num_threads=_THREADS
+    )
+    index.save(path)
+
+  def read(self, library: Any, path: str) -> _Search:
+    index = library.IvfIndex.load(path)
+
+    def search(vectors: np.ndarray, k: int, used: Tree) -> Any:
+      nprobe = used.leaves_searched
+      rows, distances = index.search(vectors, k, nprobe, num_threads=_THREADS)
+      return rows.astype(np.int32), 1 - distances
+
+    return search
+
+
+class SvsConfig(PeerConfig):
+  """SVS's Vamana, a graph, over vectors or codes of 4 + 8 bits (LVQ)."""
+
+  kind: ClassVar[str] = "svs"
+  module: ClassVar[str] = "svs"
+
+  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
+    source = vectors
+    if self.bits < 32:
+      library.write_vecs(vectors, f"{path}.fvecs")
+      loader = library.VectorDataLoader(
+        f"{path}.fvecs", library.DataType.float32, dims=vectors.shape[1]
+      )
+      source = library.LVQLoader(loader, primary=4, residual=8)
+    index = library.Vamana.build(
+      library.VamanaBuildParameters(
+        # Below 1, as the documentation says of inner products.
+        alpha=0.95,
+        graph_max_degree=self.degree,
+        window_size=self.ef_construction,
+      ),
+      source,
+      library.DistanceType.MIP,
+      num_threads=_THREADS,
+    )
+    index.save(f"{path}.config", f"{path}.graph", f"{path}.data")
+
+  def read(self, library: Any, path: str) -> _Search:
+    loader = library.VectorDataLoader if self.bits == 32 else library.LVQLoader
+    index = library.Vamana(
+      f"{path}.config",
+      library.GraphLoader(f"{path}.graph"),
+      loader(f"{path}.data"),
+      library.DistanceType.MIP,
+      num_threads=_THREADS,
+    )
+
+    def search(vectors: np.ndarray, k: int, used: Tree) -> Any:
+      index.search_window_size = used.num_reordered
+      rows, scores = index.search(vectors, k)
+      return rows.astype(np.int32), scores
+
+    return search
+
+
+KINDS = {
+  config.kind: (__name__, config.__name__)
+  for config in (HnswConfig, SymphonyConfig, RabitqConfig, SvsConfig)
+}
