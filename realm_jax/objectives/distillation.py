@@ -1,9 +1,10 @@
 """The objectives that train the retriever towards a target.
 
 The retriever learns from a divergence between p(z|x) and a target over the
-same candidates, which the reader's likelihoods give. The reader learns from
-the marginal likelihood, in which p(z|x) has no gradient. A reader that is
-frozen (`Pretraining.freeze_reader`) does not learn at all.
+same candidates, which the reader's likelihoods give, or its attention. The
+reader learns from the likelihood given all candidates if it reads them at once,
+and else from the marginal likelihood, in which p(z|x) has no gradient. A reader
+that is frozen (`Pretraining.freeze_reader`) does not learn at all.
 
 Each objective takes the evidence, the `form` of the reader's loss and of the
 mean over examples, and the `temperature` of its target, by default its paper's.
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.objectives.marginal import Evidence, Form, marginal
+from realm_jax.objectives.marginal import Evidence, Form, reader_loss
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
@@ -30,6 +31,11 @@ def perplexity(
   With τ = 1, the paper's, the target is the posterior of the block under a
   uniform prior. Atlas' code differs from its paper: ℓ is there the mean over
   the tokens, and τ a setting, by default 0.01.
+
+  As `fid_kd` and `attention_norm` the target is made of how much a fused reader
+  attends to z in place of ℓ: of the scores of the first token (Izacard and
+  Grave 2021, "Distilling Knowledge from Reader to Retriever", arXiv 2012.04584,
+  section 3), or of the attention times the norm of the values (Atlas' code).
   """
   target = _log_target(evidence.target_likelihood, temperature)
   divergence = _kl_divergence(target, evidence.log_prior)
@@ -77,7 +83,7 @@ def distilled(
 ) -> WeightedLoss:
   """Returns the retriever's divergence plus the reader's marginal loss."""
   stopped = jax.lax.stop_gradient(evidence.log_prior)
-  reader = marginal(evidence._replace(log_prior=stopped), form=form).loss
+  reader = reader_loss(evidence._replace(log_prior=stopped), form=form)
   retriever = Average.of(divergence, evidence.example_weights(form))
   return WeightedLoss.of_both(retriever, reader)
 

@@ -26,14 +26,18 @@ class Evidence(NamedTuple):
     log_prior: log p(z|x) of the k candidates, the null block included.
     token_likelihood: log p(y_j|z, x) of the word behind each of m masks.
     weights: 1 where there is a scored mask, 0 at padding.
-    target_likelihood: The ℓ_z of `likelihood` from which a target is made. It
-      has no gradient, and the reader that gives it has no dropout.
+    target_likelihood: The ℓ_z of `likelihood` from which a target is made, or
+      what else the target is a softmax of. It has no gradient, and the reader
+      that gives it has no dropout.
+    fused_likelihood: log p(y_j|x, all candidates), of a reader that reads them
+      all at once; None of one that reads them one by one.
   """
 
   log_prior: Float[Array, "b k"]
   token_likelihood: Float[Array, "b k m"]
   weights: Float[AnyArray, "b m"]
   target_likelihood: Float[Array, "b k"]
+  fused_likelihood: Float[Array, "b m"] | None = None
 
   @property
   def likelihood(self) -> Float[Array, "b k"]:
@@ -70,6 +74,20 @@ def marginal(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
   return WeightedLoss(Average.of(-likelihood, weights), {})
 
 
+def reader_loss(evidence: Evidence, *, form: Form) -> Average:
+  """Returns −log p(y|x, all candidates), or `marginal` of a reader of each.
+
+  Its gradient is the reader's alone if p(z|x) has none.
+  """
+  fused = evidence.fused_likelihood
+  if fused is None:
+    return marginal(evidence, form=form).loss
+  if form == "per_token":
+    return Average.of(-fused, evidence.weights)
+  likelihood = jnp.sum(fused * evidence.weights, axis=-1)
+  return Average.of(-likelihood, evidence.example_weights(form))
+
+
 def marginal_token_likelihood(evidence: Evidence) -> Float[Array, "b m"]:
   """Returns log Σ_z p(z|x) p(y_j|z, x) of the word behind each mask."""
   return jax.nn.logsumexp(
@@ -84,12 +102,16 @@ def emdr2(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
   gradient is that of `marginal` of the same form. The paper writes it for the
   answer as a whole (`joint`); its code sums tokens as `per_token` does.
 
-  The second term, of the reader alone, is an adaptation. In the paper it is
-  log p(y|x, all k blocks) of a reader that reads all of them at once; this
-  reader sees one block at a time, and learns from each of them alike.
+  The second term, of the reader alone, is in the paper log p(y|x, all k blocks)
+  of a reader that reads all of them at once, and so it is here of such a
+  reader. A reader that sees one block at a time learns from each of them alike,
+  which is an adaptation.
   """
   stopped = jax.lax.stop_gradient(evidence.token_likelihood)
   without_reader = evidence._replace(token_likelihood=stopped)
   retriever = marginal(without_reader, form=form).loss
+  if evidence.fused_likelihood is not None:
+    reader = reader_loss(evidence, form=form)
+    return WeightedLoss.of_both(retriever, reader)
   total = -jnp.sum(jnp.mean(evidence.likelihood, axis=-1))
   return WeightedLoss.of_both(retriever, Average(total, retriever.weight))

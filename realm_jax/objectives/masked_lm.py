@@ -1,7 +1,7 @@
 """The loss of pre-training by one of its objectives, and its metrics."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +27,29 @@ class Objective(NamedTuple):
 
   Attributes:
     loss: Function of the evidence and of a `form`, `per_token` or `joint`.
-    has_target: Whether it has a target for p(z|x). Then it takes the
-      `temperature` of the target, too.
+    target: What its target for p(z|x) is made of; None if it has none. An
+      objective with a target also takes its `temperature`. Those made of
+      attention are for a fused reader (`models.t5.CrossAttention`).
   """
 
   loss: Callable[..., WeightedLoss]
-  has_target: bool = False
+  target: Literal["likelihood", "first_score", "weighted_norm"] | None = None
+
+  @property
+  def has_target(self) -> bool:
+    """Whether it has a target for p(z|x)."""
+    return self.target is not None
 
 
 # Objectives by name. A module of the user's own may add others.
 OBJECTIVES: dict[str, Objective] = {
   "marginal": Objective(marginal),
   "emdr2": Objective(emdr2),
-  "leave_one_out": Objective(leave_one_out, has_target=True),
-  "perplexity": Objective(perplexity, has_target=True),
-  "replug": Objective(replug, has_target=True),
+  "leave_one_out": Objective(leave_one_out, "likelihood"),
+  "perplexity": Objective(perplexity, "likelihood"),
+  "replug": Objective(replug, "likelihood"),
+  "fid_kd": Objective(perplexity, "first_score"),
+  "attention_norm": Objective(perplexity, "weighted_norm"),
 }
 
 
