@@ -164,7 +164,7 @@ def useful(
   assert batch.candidates is not None
   query, candidates = batch.query, np.asarray(batch.candidates.tokens)
   distinct = np.unique(candidates.reshape(-1, candidates.shape[-1]), axis=0)
-  joint = models.reader.join(query, candidates).tokens.token_ids
+  joint = models.token_reader.join(query, candidates).tokens.token_ids
   lengths = [
     np.count_nonzero(text, axis=-1).reshape(-1)
     for text in (query, distinct, joint)

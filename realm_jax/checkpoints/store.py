@@ -39,6 +39,9 @@ _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 # The item `loop`, a flat dictionary, as it is saved and restored.
 LoopItem = dict[str, Any]
 FOLDER = "checkpoints"
+# Names in the item `loop` of the digests of the corpus's vocabulary and of that
+# of the view that the reader reads.
+VOCABULARY, READER_VOCABULARY = "vocabulary", "reader_vocabulary"
 # Name of the best checkpoint in place of its step, and the file that says which
 # one it is.
 BEST = "best"
@@ -191,18 +194,29 @@ class CheckpointStore:
       return {}
     return self.restore(step, items=("loop",))["loop"]
 
-  def require_vocabulary(self, step: int, sha256: str) -> None:
+  def require_vocabulary(
+    self, step: int, sha256: str, *, name: str = VOCABULARY
+  ) -> None:
     """Raises `CheckpointError` if a step was trained with another vocabulary.
 
     Another one of the same size has the same shapes. A checkpoint that no
     trainer wrote may have no digest, and is accepted.
+
+    Args:
+      step: Step of the checkpoint.
+      sha256: Digest of the corpus's vocabulary, or of the view that the reader
+        reads.
+      name: Which of the two it is, `VOCABULARY` or `READER_VOCABULARY`.
     """
-    own = self.loop_item(step).get("vocabulary")
+    own = self.loop_item(step).get(name)
     if own is not None and not np.array_equal(own, digest_bytes(sha256)):
+      what, flag = "vocabulary", "--vocab=VOCAB of the corpus"
+      if name == READER_VOCABULARY:
+        what, flag = "view", "--view=NAME:spiece.model with the model"
       raise CheckpointError(
         f"checkpoint {step} of {self.directory} was trained over another "
-        "vocabulary than this corpus has; build the corpus with --vocab=VOCAB "
-        "of the corpus that it was trained on"
+        f"{what} than this corpus has; build the corpus with {flag} that it "
+        "was trained on"
       )
 
   def has_vectors_of(self, step: int, fingerprint: str) -> bool:

@@ -58,9 +58,12 @@ _OWN = {
   "optimizer": "realm_jax.training.optimizer:OptimizerConfig",
   "pretraining": f"{_STAGES}.pretraining:Pretraining",
   "bert_reader": "realm_jax.models.reader:BertReader",
+  "generative_reader": "realm_jax.models.generative_reader:GenerativeReader",
+  "t5": "realm_jax.models.t5:T5Config",
   "reading": f"{_STAGES}.reading:Reading",
   "refresh": f"{_CONFIG}:RefreshConfig",
   "bert_retriever": "realm_jax.models.retriever:BertRetriever",
+  "text_to_text": f"{_STAGES}.text_to_text:TextToText",
   "train": f"{_CONFIG}:TrainConfig",
 }
 _OWN_TASKS = "realm_jax.tasks"

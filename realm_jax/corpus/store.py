@@ -163,10 +163,11 @@ class Corpus:
     self.drop_titles = tuple(manifest["drop_titles"])
     self.fields = tuple(manifest.get("fields", ()))
     self.language = manifest.get("language", ENGLISH)
-    # The digests of views, by name.
-    self.views = {
-      name: view["sha256"] for name, view in manifest.get("views", {}).items()
-    }
+    # The digests of views, and the sizes of their vocabularies, by name.
+    self.views, self.view_sizes = (
+      {name: view[key] for name, view in manifest.get("views", {}).items()}
+      for key in ("sha256", "size")
+    )
     self._staged = StagedFiles(
       source,
       files_of(manifest),

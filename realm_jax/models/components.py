@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -111,7 +112,7 @@ def embed_blocks(
 
 @runtime_checkable
 class Reader(Component, Protocol):
-  """A component that reads a query beside each of its candidates.
+  """A component that reads a query with its candidates.
 
   Attributes:
     dropout_rate: Share of what is dropped in training.
@@ -119,6 +120,11 @@ class Reader(Component, Protocol):
 
   @property
   def dropout_rate(self) -> float: ...
+
+
+@runtime_checkable
+class TokenReader(Reader, Protocol):
+  """A reader that scores tokens, from a query beside each of its candidates."""
 
   def join(
     self,
@@ -155,7 +161,7 @@ class Reader(Component, Protocol):
 
 
 @runtime_checkable
-class SpanReader(Reader, Protocol):
+class SpanReader(TokenReader, Protocol):
   """A reader that points at answers in the blocks.
 
   Attributes:
@@ -168,6 +174,36 @@ class SpanReader(Reader, Protocol):
 
   @property
   def separator_id(self) -> int: ...
+
+
+@runtime_checkable
+class TextReader(Reader, Protocol):
+  """A reader that writes a text: see `GenerativeReader` for its attributes."""
+
+  @property
+  def view(self) -> str | None: ...
+
+  @property
+  def fusion(self) -> str: ...
+
+  @property
+  def prompt(self) -> str: ...
+
+  @property
+  def passage(self) -> str: ...
+
+  @property
+  def target(self) -> str: ...
+
+  @property
+  def input_length(self) -> int: ...
+
+  @property
+  def target_length(self) -> int: ...
+
+  def cross_attention(self, params: Params, inputs: PyTree) -> Any:
+    """Returns how much it attends to each candidate, to learn from."""
+    ...
 
 
 # The next evaluation in a process need not trace an equal module again.
@@ -228,16 +264,29 @@ class Components(Mapping[str, Any]):
     return self["reader"]
 
   @property
-  def span_reader(self) -> SpanReader:
-    """The component `reader`, which points at spans.
+  def token_reader(self) -> TokenReader:
+    """The component `reader`, which scores tokens.
 
     Raises:
       RealmError: The run has none, or another kind.
     """
+    return self._reader("token_logits", "scores tokens of the query")
+
+  @property
+  def span_reader(self) -> SpanReader:
+    """The component `reader`, which points at spans; raises as above."""
+    return self._reader("max_answer_width", "points at spans")
+
+  @property
+  def text_reader(self) -> TextReader:
+    """The component `reader`, which writes texts; raises as above."""
+    return self._reader("target_length", "writes texts")
+
+  def _reader(self, attribute: str, does: str) -> Any:
     reader = self["reader"]
-    if not hasattr(reader, "max_answer_width"):
+    if not hasattr(reader, attribute):
       raise RealmError(
-        f"this stage trains a reader that points at spans, which a "
+        f"this stage trains a reader that {does}, which a "
         f"{type(reader).__name__} does not; choose another READER or STAGE"
       )
     return reader
@@ -256,18 +305,28 @@ class Components(Mapping[str, Any]):
     }
 
   def for_vocabulary(
-    self, *, vocab_size: int, separator_id: int
+    self,
+    *,
+    vocab_size: int,
+    separator_id: int,
+    views: Mapping[str, int] = MappingProxyType({}),
   ) -> "Components":
-    """Returns the same components for the vocabulary of a corpus.
+    """Returns the same components for the vocabularies of a corpus.
+
+    A component with a `view` is given the vocabulary sizes of the views, too.
 
     Raises:
       RealmError: One is configured for another vocabulary.
     """
+    given: dict[str, Any] = {
+      "vocab_size": vocab_size,
+      "separator_id": separator_id,
+    }
     return Components(
       {
-        name: module.for_vocabulary(
-          vocab_size=vocab_size, separator_id=separator_id
-        )
+        name: module.for_vocabulary(**given, views=views)
+        if hasattr(module, "view")
+        else module.for_vocabulary(**given)
         for name, module in self.items()
       }
     )

@@ -262,7 +262,11 @@ def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
 
 
 def _with_vocabulary(components: Components) -> Components:
-  return components.for_vocabulary(**_vocabulary_of(components.retriever))
+  vocabulary = _vocabulary_of(components.retriever)
+  return components.for_vocabulary(
+    vocab_size=vocabulary["vocab_size"],
+    separator_id=vocabulary["separator_id"],
+  )
 
 
 def _vocabulary_of(retriever: Retriever) -> dict[str, int]:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int64, UInt32
 
 from realm_jax.checkpoints.store import (
+  READER_VOCABULARY,
   CheckpointError,
   CheckpointNotWrittenError,
   CheckpointStore,
@@ -42,7 +43,8 @@ T = TypeVar("T")
 # Number of the format of checkpoints. Another one is not continued.
 _FORMAT = 5
 # What a run shares with the checkpoint that it continues from: the values of
-# `_SETTINGS`, the SHA-256 of its `vocabulary`, the `corpus_version` of its
+# `_SETTINGS`, the SHA-256 of its `vocabulary` and, of the view that its reader
+# reads, its `reader_vocabulary`, the `corpus_version` of its
 # examples with its `corpus_fingerprint`, both in hexadecimal, and how many
 # blocks the corpus that it searches had at its start (`searched_blocks`).
 RunIdentity: TypeAlias = dict[str, int | str]
@@ -207,6 +209,7 @@ class Checkpointer:
     self._store = store
     self._max_failures = max_failures
     self._vocabulary = str(identity["vocabulary"])
+    self._reader_vocabulary = str(identity.get(READER_VOCABULARY, ""))
     self._own: LoopItem = {
       name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
       for name, x in {"format": _FORMAT, **identity}.items()
@@ -233,6 +236,7 @@ class Checkpointer:
       return state._replace(params=params), LoopState(rows.astype(np.int64))
     step = store.latest()
     item = read_loop_item(store, step, self._vocabulary)
+    self._require_reader_vocabulary(store, step)
     for name, setting in _SETTINGS.items():
       if item[name] != self._own[name]:
         raise CheckpointError(
@@ -250,6 +254,12 @@ class Checkpointer:
     loop_state = LoopState.from_item(item, mesh)
     return TrainState(done, params, optimizer), loop_state
 
+  def _require_reader_vocabulary(
+    self, store: CheckpointStore, step: int
+  ) -> None:
+    if digest := self._reader_vocabulary:
+      store.require_vocabulary(step, digest, name=READER_VOCABULARY)
+
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
     return {
@@ -264,6 +274,8 @@ class Checkpointer:
     with contextlib.closing(store):
       present = store.components(step)
       store.require_vocabulary(step, self._vocabulary)
+      if name == "reader":
+        self._require_reader_vocabulary(store, step)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}

@@ -15,6 +15,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from realm_jax.checkpoints.store import READER_VOCABULARY
 from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.errors import RealmError
 from realm_jax.indexes.exact import capacity_for
@@ -189,7 +190,11 @@ class RunSetup(StepSetup):
   def identity(self) -> RunIdentity:
     """What a run shares with the checkpoint that it continues from."""
     config = self.config
+    views: RunIdentity = {}
+    if view := getattr(self.components.get("reader"), "view", None):
+      views[READER_VOCABULARY] = self.corpus.view(view).digest
     return RunIdentity(
+      **views,
       seed=config.data.seed,
       batch_size=config.data.batch_size,
       num_searched=self.num_searched,
@@ -226,7 +231,9 @@ def set_up(config: TrainConfig) -> RunSetup:
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
   components = config.all_components.for_vocabulary(
-    vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
+    vocab_size=corpus.vocab_size,
+    separator_id=corpus.vocabulary.sep_id,
+    views=corpus.view_sizes,
   )
   return RunSetup(
     config,

@@ -162,7 +162,7 @@ class OpenQa(Stage):
     )
 
   def inputs(self, components: Components, batch: OpenQaBatch) -> EncoderInputs:
-    read = components.reader.join(batch.query, batch.blocks)
+    read = components.token_reader.join(batch.query, batch.blocks)
     queries = None
     if not self.index_scores:
       query = components.retriever.query_input(batch.query)

@@ -15,7 +15,6 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
-from realm_jax.models.retriever import relevance
 from realm_jax.objectives.masked_lm import OBJECTIVES
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
@@ -110,6 +109,12 @@ class Pretraining(Stage):
         f"OBJECTIVE={self.objective!r}; want one of {', '.join(OBJECTIVES)}; "
         "name the module that adds another by --modules"
       )
+    if OBJECTIVES[self.objective].target not in (None, "likelihood"):
+      raise RealmError(
+        f"OBJECTIVE={self.objective!r} learns from the attention of a reader "
+        "that reads all candidates at once, and this stage's does not; choose "
+        "another one, or the stage of gin/runs/text_to_text.gin"
+      )
     has_target = OBJECTIVES[self.objective].has_target
     if self.target_temperature is not None and not has_target:
       raise RealmError(
@@ -189,7 +194,7 @@ class Pretraining(Stage):
     assert candidates is not None
     blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
-    read = components.reader.join(
+    read = components.token_reader.join(
       batch.query, candidates.tokens, batch.masks.token_ids
     )
     return EncoderInputs(queries, blocks, index, read)
@@ -204,19 +209,11 @@ class Pretraining(Stage):
     """
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
-    queries, blocks = encoders.apply("retriever", inputs.queries, inputs.blocks)
-    # A device's candidates are among its own blocks.
-    index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
-    candidates = jnp.take_along_axis(
-      blocks.reshape(len(index), -1, dim), index[..., None], axis=1
-    )
-    candidates = candidates.reshape(len(queries), -1, dim)
-    scale = encoders.components.retriever.score_scale
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
     objective = OBJECTIVES[self.objective]
-    scores = relevance(queries, candidates, score_scale=scale)
+    scores = encoders.candidate_scores(inputs)
     found = masked_words.loss_given_blocks(
       encoders,
       batch.masks,

@@ -66,7 +66,7 @@ class Reading(Stage):
   def inputs(
     self, components: Components, batch: ReadingBatch
   ) -> EncoderInputs:
-    read = components.reader.join(
+    read = components.token_reader.join(
       batch.query, batch.blocks, batch.masks.token_ids
     )
     return EncoderInputs(reader=read)

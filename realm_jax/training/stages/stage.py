@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -15,6 +16,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import relevance
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import Asked, require_valid
 from realm_jax.snapshots.loading import Snapshot
@@ -51,6 +53,20 @@ class Encoders(NamedTuple):
     rngs = None if key is None else {"dropout": key}
     module = self.components[component]
     return module.apply(variables, *arguments, rngs=rngs, **settings)
+
+  def candidate_scores(self, inputs: EncoderInputs) -> Float[jax.Array, "b k"]:
+    """Returns f(x, z) of the candidates that `distinct_blocks` has laid out."""
+    queries, blocks = self.apply("retriever", inputs.queries, inputs.blocks)
+    # A device's candidates are among its own blocks.
+    index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
+    candidates = jnp.take_along_axis(
+      blocks.reshape(len(index), -1, dim), index[..., None], axis=1
+    )
+    return relevance(
+      queries,
+      candidates.reshape(len(queries), -1, dim),
+      score_scale=self.components.retriever.score_scale,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,273 @@
+"""A reader that writes its answer: a T5 over the candidates of a query.
+
+Fusion-in-Decoder (Izacard and Grave 2021, arXiv 2007.01282) encodes each
+candidate with the query, and its decoder attends to all of them at once.
+Otherwise each candidate has a decoder of its own, as in RAG (Lewis et al. 2020,
+arXiv 2005.11401).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.errors import RealmError
+from realm_jax.models import AnyArray
+from realm_jax.models.decoding import Texts, generate
+from realm_jax.models.packing import TokenSequences
+from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences, padded
+from realm_jax.models.t5 import (
+  T5,
+  CrossAttention,
+  Memory,
+  T5Config,
+  cross_attention,
+  log_likelihood,
+)
+from realm_jax.settings import PositiveInt
+
+
+class TextInputs(NamedTuple):
+  """What the reader reads and writes, ordered by query, then candidate.
+
+  Attributes:
+    tokens: Prompt and passage of each candidate, with their end, or the layout
+      of all in bins.
+    targets: Text to write for each query, with its end, padded.
+  """
+
+  tokens: TokenSequences | Sequences
+  targets: Int[AnyArray, "b t"]
+
+
+class Likelihoods(NamedTuple):
+  """log p of the target's tokens, 0 at padding.
+
+  Attributes:
+    fused: log p(y_j|x, all candidates, y_<j); None of a reader that reads each
+      candidate by itself.
+    single: log p(y_j|z, x, y_<j) of each candidate z; None if not asked for.
+    is_best: Whether each token is the most likely one, given all candidates or
+      the first.
+  """
+
+  fused: Float[Array, "b t"] | None
+  single: Float[Array, "b k t"] | None
+  is_best: Bool[Array, "b t"]
+
+
+class GenerativeReader(nn.Module):
+  """A T5 that reads a query beside its candidates, and writes a text.
+
+  Attributes:
+    t5: Sizes of the T5.
+    view: View of the corpus that it reads (`build_corpus --view`); None is the
+      corpus's own wordpieces.
+    fusion: Whether a decoder attends to all candidates at once, `decoder`, or
+      to one of them, `marginal`.
+    prompt: What it reads of the query. The null block is the prompt alone.
+    passage: What follows of a block.
+    target: What it writes. A sentinel before `{answer}` is as in Atlas.
+    input_length: Tokens of prompt, passage and end, at most.
+    target_length: Tokens of what is written, with its end, at most.
+    num_beams: Number of beams of an answer's search; 1 is greedy.
+    length_penalty: Exponent of an answer's length that divides its score.
+  """
+
+  t5: T5Config
+  view: str | None = "t5"
+  fusion: Literal["decoder", "marginal"] = "decoder"
+  prompt: str = "question: {query}"
+  passage: str = "title: {title} context: {text}"
+  target: str = "{answer}"
+  input_length: PositiveInt = 256
+  target_length: PositiveInt = 32
+  num_beams: PositiveInt = 1
+  length_penalty: float = 1.0
+
+  def setup(self) -> None:
+    self.model = T5(self.t5)
+
+  @property
+  def num_heads(self) -> int:
+    """Number of attention heads."""
+    return self.t5.num_heads
+
+  @property
+  def dropout_rate(self) -> float:
+    """Share of what is dropped in training."""
+    return self.t5.dropout_rate
+
+  def likelihoods(self, inputs: TextInputs, *, single: bool) -> Likelihoods:
+    """Returns the likelihoods of the targets.
+
+    Args:
+      inputs: Inputs, laid out.
+      single: Whether each candidate's own likelihood is wanted. A reader that
+        reads one by one has it anyway.
+    """
+    assert isinstance(inputs.tokens, Sequences)
+    targets = jnp.asarray(inputs.targets)
+    memory = self.model.encode_memory(inputs.tokens)
+    batch, num_candidates = len(targets), len(memory.hidden) // len(targets)
+    fused = likelihood = logits = None
+    if self.fusion == "decoder":
+      logits = self.model.decode(_fused(memory, num_candidates), targets)
+      fused = log_likelihood(logits, targets)
+    if single or fused is None:
+      repeated = jnp.repeat(targets, num_candidates, axis=0)
+      own = self.model.decode(memory, repeated)
+      likelihood = log_likelihood(own, repeated)
+      likelihood = likelihood.reshape(batch, num_candidates, -1)
+      if logits is None:
+        logits = own.reshape(batch, num_candidates, *own.shape[1:])[:, 0]
+    assert logits is not None
+    return Likelihoods(fused, likelihood, jnp.argmax(logits, -1) == targets)
+
+  @nn.nowrap
+  def cross_attention(
+    self, params: Params, inputs: TextInputs
+  ) -> CrossAttention:
+    """Returns how much the decoder attends to each candidate, [b k].
+
+    It has no dropout. A reader that reads one by one attends to each alone.
+    """
+    assert isinstance(inputs.tokens, Sequences)
+    model, variables = T5(self.t5), {"params": params["model"]}
+    memory = model.apply(variables, inputs.tokens, method="encode_memory")
+    assert isinstance(memory, Memory)
+    number = len(memory.hidden) // len(inputs.targets)
+    return cross_attention(
+      *(model, params["model"], _fused(memory, number)),
+      jnp.asarray(inputs.targets),
+      fused=number,
+    )
+
+  @nn.nowrap
+  def write(
+    self, params: Params, token_ids: Int[AnyArray, "b k l"]
+  ) -> tuple[Texts, Float[Array, "b m k"]]:
+    """Writes the best texts about queries, from their candidates.
+
+    Without fusion, each candidate's text is written by itself.
+
+    Returns:
+      The texts: `num_beams` of each query, the best first, or the best of each
+      candidate. And log p(y|z, x) of each text and candidate.
+    """
+    batch, num_candidates, _ = token_ids.shape
+    memory = self._memory(params, token_ids)
+    fuses = self.fusion == "decoder"
+    read = _fused(memory, num_candidates) if fuses else memory
+    found = generate(
+      *(T5(self.t5), params["model"], read),
+      max_tokens=self.target_length,
+      num_beams=self.num_beams,
+      num_texts=self.num_beams if fuses else 1,
+      length_penalty=self.length_penalty,
+    )
+    texts = Texts(*(x.reshape(batch, -1, *x.shape[2:]) for x in found))
+    return texts, self._scored(params, memory, texts.token_ids)
+
+  @nn.nowrap
+  def score(
+    self,
+    params: Params,
+    token_ids: Int[AnyArray, "b k l"],
+    targets: Int[AnyArray, "b m t"],
+  ) -> tuple[Float[Array, "b m"], Float[Array, "b m k"]]:
+    """Returns log p(y|x, all candidates), and log p(y|z, x), of given texts.
+
+    The first is that of the single candidates' mean without fusion.
+    """
+    num_candidates = token_ids.shape[1]
+    memory = self._memory(params, token_ids)
+    single = self._scored(params, memory, targets)
+    if self.fusion == "marginal":
+      return jax.nn.logsumexp(single, axis=-1) - jnp.log(num_candidates), single
+    fused = self._scored(params, _fused(memory, num_candidates), targets)
+    return fused[..., 0], single
+
+  @nn.nowrap
+  def _memory(
+    self, params: Params, token_ids: Int[AnyArray, "b k l"]
+  ) -> Memory:
+    """Encodes padded candidates, each for a decoder of its own."""
+    rows = jnp.asarray(token_ids).reshape(-1, token_ids.shape[-1])
+    memory = T5(self.t5).apply(
+      {"params": params["model"]}, padded(rows), method="encode_memory"
+    )
+    assert isinstance(memory, Memory)
+    return memory
+
+  @nn.nowrap
+  def _scored(
+    self, params: Params, memory: Memory, targets: Int[AnyArray, "b m t"]
+  ) -> Float[Array, "b m k"]:
+    """Returns log p of each of m texts, by each of a query's k decoders."""
+    model, variables = T5(self.t5), {"params": params["model"]}
+    number = len(memory.hidden) // len(targets)
+
+    def of_text(text: Int[Array, "b t"]) -> Float[Array, "b k"]:
+      repeated = jnp.repeat(text, number, axis=0)
+      logits = model.apply(variables, memory, repeated, method="decode")
+      assert isinstance(logits, jax.Array)
+      return log_likelihood(logits, repeated).sum(-1).reshape(-1, number)
+
+    scores = jax.lax.map(of_text, jnp.asarray(targets).swapaxes(0, 1))
+    return jnp.moveaxis(scores, 0, 1)
+
+  def __call__(self, inputs: TextInputs) -> Likelihoods:
+    """Returns the likelihoods of the targets."""
+    return self.likelihoods(inputs, single=False)
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters, in Flax's boxes."""
+    del query_length, block_length
+    token = jnp.ones((1, 1), jnp.int32)
+    return self.init(key, TextInputs(padded(token), token))["params"]
+
+  def for_vocabulary(
+    self,
+    *,
+    vocab_size: int,
+    separator_id: int,
+    views: Mapping[str, int] = MappingProxyType({}),
+  ) -> "GenerativeReader":
+    """Returns this reader for the view of a corpus that it reads.
+
+    Raises:
+      RealmError: The corpus has no such view, or the model too few embeddings.
+    """
+    del separator_id
+    if self.view is not None and self.view in views:
+      vocab_size = views[self.view]
+    elif self.view is not None and (views or self.t5.vocab_size is None):
+      raise RealmError(
+        f"the reader reads the view {self.view!r}, and the corpus has "
+        f"{', '.join(views) or 'none'}; add it with `python -m "
+        f"realm_jax.build_corpus --update --view={self.view}:spiece.model "
+        "--output_dir=CORPUS_DIR`"
+      )
+    elif self.view is not None:
+      # The corpus is not at hand, as in `precompile`.
+      return self
+    return self.clone(t5=self.t5.for_vocabulary(vocab_size))
+
+
+def _fused(memory: Memory, number: int) -> Memory:
+  """Returns memories that each have `number` of those that follow another."""
+  size = memory.hidden.shape[-1]
+  decoders = len(memory.hidden) // number
+  return Memory(
+    memory.hidden.reshape(decoders, -1, size),
+    memory.is_token.reshape(decoders, -1),
+    memory.dropout_ids.reshape(decoders, number)[:, 0],
+  )

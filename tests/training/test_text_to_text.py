@@ -1,0 +1,207 @@
+"""A stage whose reader writes: its loss by parts, and what it teaches."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from scipy.special import log_softmax, logsumexp
+
+from realm_jax.errors import RealmError
+from realm_jax.models.components import Components
+from realm_jax.models.generative_reader import GenerativeReader, TextInputs
+from realm_jax.models.packing import TokenSequences, padded_inputs
+from realm_jax.models.t5 import T5Config
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.encoder_inputs import Candidates, PackingLayout
+from realm_jax.training.stages.stage import Encoders
+from realm_jax.training.stages.text_to_text import TextBatch, TextToText
+from tests.training import tiny
+
+_T5 = T5Config(
+  vocab_size=50,
+  hidden_size=8,
+  num_layers=1,
+  num_heads=2,
+  head_size=4,
+  intermediate_size=12,
+  dropout_rate=0.0,
+)
+_LENGTH, _TARGET = 9, 5
+
+
+def components(fusion: str) -> Components:
+  reader = GenerativeReader(
+    _T5, fusion=fusion, input_length=_LENGTH, target_length=_TARGET
+  )
+  return Components({**tiny.components(), "reader": reader})
+
+
+def batch() -> TextBatch:
+  rng = np.random.default_rng(0)
+  made = tiny.batch("pretraining")
+  shape = made.candidates.tokens.shape[:2]
+
+  def texts(*shape):
+    ids = rng.integers(2, 50, shape).astype(np.int32)
+    sizes = rng.integers(1, shape[-1], shape[:-1])[..., None]
+    ids = np.where(np.arange(shape[-1]) < sizes, ids, 0)
+    return np.where(np.arange(shape[-1]) == sizes, 1, ids).astype(np.int32)
+
+  return TextBatch(
+    made.query,
+    Candidates.of(made.candidates.tokens),
+    texts(*shape, _LENGTH),
+    texts(tiny.BATCH, _TARGET),
+  )
+
+
+@functools.cache
+def parameters(fusion: str):
+  stage = TextToText(num_read=tiny.CANDIDATES)
+  init = functools.partial(
+    stage.init, components(fusion), tiny.QUERY, tiny.BLOCK
+  )
+  return nn.unbox(jax.jit(init)(jax.random.key(0)))
+
+
+@functools.partial(jax.jit, static_argnames=("stage", "fusion", "packed"))
+def loss(stage, fusion, params, *, packed=False):
+  made, given = components(fusion), batch()
+  encoders = Encoders(made, params, {})
+  bins = ((6, 14, 16),) if packed else ()
+  layout = PackingLayout(make_mesh(devices=jax.devices()[:1]), bins)
+  return layout.with_inputs(
+    functools.partial(stage.inputs, made),
+    given,
+    lambda inputs: stage.loss(encoders, given, inputs),
+  )
+
+
+def stage_of(**settings) -> TextToText:
+  return TextToText(num_read=tiny.CANDIDATES, **settings)
+
+
+def likelihoods(fusion, params, given):
+  """Log p of the targets given all candidates, and given each, in float64."""
+  reader = components(fusion)["reader"]
+  tokens = TokenSequences(given.read.reshape(-1, _LENGTH))
+  inputs = padded_inputs(TextInputs(tokens, given.targets))
+  apply = functools.partial(reader.apply, single=True, method="likelihoods")
+  found = jax.jit(apply)({"params": params["reader"]}, inputs)
+  is_token = given.targets != 0
+  fused = None if found.fused is None else np.float64(found.fused * is_token)
+  return fused, np.float64(found.single * is_token[:, None])
+
+
+def log_prior_of(params, given):
+  made = components("decoder")
+  inputs = padded_inputs(stage_of().inputs(made, given))
+  score = jax.jit(lambda p: Encoders(made, p, {}).candidate_scores(inputs))
+  scores = score(params)
+  return log_softmax(np.float64(scores), axis=1)
+
+
+@pytest.mark.parametrize("form", ["joint", "per_token"])
+def test_emdr2_is_the_papers(form):
+  params, given = parameters("decoder"), batch()
+  fused, single = likelihoods("decoder", params, given)
+  log_prior = log_prior_of(params, given)
+  if form == "joint":
+    reader = fused.sum(1)
+    retriever = logsumexp(log_prior + single.sum(2), axis=1)
+    wanted = -(reader + retriever).mean()
+  else:
+    is_token = given.targets != 0
+    retriever = logsumexp(log_prior[:, :, None] + single, axis=1) * is_token
+    wanted = -(fused.sum() + retriever.sum()) / is_token.sum()
+  found = loss(stage_of(objective="emdr2", loss_form=form), "decoder", params)
+  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("mean_likelihood", [True, False])
+def test_perplexity_distils_the_single_candidates(mean_likelihood):
+  params, given = parameters("decoder"), batch()
+  fused, single = likelihoods("decoder", params, given)
+  log_prior, target = log_prior_of(params, given), single.sum(2)
+  if mean_likelihood:
+    target /= (given.targets != 0).sum(1, keepdims=True)
+  target = log_softmax(target / 0.1, axis=1)
+  divergence = (np.exp(target) * (target - log_prior)).sum(1)
+  wanted = (divergence - fused.sum(1)).mean()
+  stage = stage_of(
+    objective="perplexity",
+    mean_likelihood=mean_likelihood,
+    target_temperature=0.1,
+  )
+  found = loss(stage, "decoder", params)
+  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_without_fusion_it_is_the_marginal_likelihood():
+  params, given = parameters("marginal"), batch()
+  _, single = likelihoods("marginal", params, given)
+  log_prior = log_prior_of(params, given)
+  wanted = -logsumexp(log_prior + single.sum(2), axis=1).mean()
+  found = loss(stage_of(objective="marginal"), "marginal", params)
+  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_packed_texts_teach_what_padded_ones_do():
+  fusion = "decoder"
+  params, stage = parameters(fusion), stage_of(objective="emdr2")
+
+  def mean(params, packed):
+    return loss(stage, fusion, params, packed=packed).loss.mean
+
+  gradient = jax.value_and_grad(mean)
+  (one, of_one), (other, of_other) = (gradient(params, p) for p in (0, 1))
+  assert float(one) == pytest.approx(float(other), rel=1e-5)
+  for a, b in zip(
+    jax.tree.leaves(of_one), jax.tree.leaves(of_other), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+  "objective",
+  ["emdr2", "perplexity", "attention_norm"],
+)
+def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
+  objective,
+):
+  params, stage = parameters("decoder"), stage_of(objective=objective)
+  gradient = jax.grad(lambda p: loss(stage, "decoder", p).loss.mean)(params)
+  size = {
+    name: sum(np.abs(g).sum() for g in jax.tree.leaves(own))
+    for name, own in gradient.items()
+  }
+  assert min(size.values()) > 0
+  # The reader's is that of its own likelihood.
+  given = batch()
+  reader = components("decoder")["reader"]
+  tokens = TokenSequences(given.read.reshape(-1, _LENGTH))
+  inputs = padded_inputs(TextInputs(tokens, given.targets))
+
+  def reading(own):
+    found = reader.apply(
+      {"params": own}, inputs, single=False, method="likelihoods"
+    )
+    return -(found.fused * (given.targets != 0)).sum(1).mean()
+
+  wanted = jax.jit(jax.grad(reading))(params["reader"])
+  for a, b in zip(
+    jax.tree.leaves(gradient["reader"]), jax.tree.leaves(wanted), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3)
+
+
+def test_choices_that_do_not_fit_are_refused():
+  with pytest.raises(RealmError, match="FUSION = 'marginal'"):
+    loss(stage_of(objective="marginal"), "decoder", parameters("decoder"))
+  with pytest.raises(RealmError, match="writes texts"):
+    stage = stage_of()
+    stage.inputs(tiny.components(), batch())
+    stage.loss(Encoders(tiny.components(), {}, {}), batch(), None)
