@@ -26,6 +26,8 @@ class Run:
       the lag with which a snapshot is used after its checkpoint.
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
+    recipe: Recipe of the trainer, in gin/runs.
+    settings: Further bindings of the trainer.
     environment: Environment of all processes; None passes on this process's.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
@@ -37,6 +39,8 @@ class Run:
   save_every_steps: int
   index: str = "EXACT"
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  recipe: str = "pretrain"
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
   store: ObjectStore | None = None
 
@@ -49,17 +53,17 @@ class Run:
 
   def trainer(self) -> Job:
     """Returns the trainer, not yet started."""
-    return self._job(
-      *("trainer", "train", "pretrain"),
-      NUM_STEPS=self.num_steps,
-      SAVE_EVERY_STEPS=self.save_every_steps,
-      LAG_STEPS=self.save_every_steps,
-      BATCH_SIZE=8,
-      NUM_CANDIDATES=4,
-      LEARNING_RATE=1e-3,
-      WARMUP_STEPS=2,
-      WAIT_FOR_SNAPSHOTS=True,
-    )
+    settings = {
+      "NUM_STEPS": self.num_steps,
+      "SAVE_EVERY_STEPS": self.save_every_steps,
+      "LAG_STEPS": self.save_every_steps,
+      "BATCH_SIZE": 8,
+      "LEARNING_RATE": 1e-3,
+      "WARMUP_STEPS": 2,
+      "WAIT_FOR_SNAPSHOTS": True,
+      **(self.settings or {"NUM_CANDIDATES": 4}),
+    }
+    return self._job("trainer", "train", self.recipe, **settings)
 
   def builder(self) -> Job:
     """Returns the index builder, not yet started."""

@@ -24,7 +24,9 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import QUESTION, TrainedRun
+from realm_jax.evaluation.written_answers import answer_by_writing
 from realm_jax.indexes.protocol import SearchError
+from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
@@ -79,6 +81,8 @@ def require_answering(run: TrainedRun) -> None:
     SnapshotError: The snapshot is missing or damaged.
   """
   run.require_reader()
+  if run.config.candidates == "none":
+    return
   num_blocks, config = run.snapshot.num_blocks, run.config
   number = min(config.num_searched, num_blocks)
   if config.num_read > number:
@@ -119,6 +123,9 @@ def answer_from_blocks(
     f"the reader of {run!r}, a {type(reader).__name__}, answers no questions; "
     "register a function for it by `answer_from_blocks.register`"
   )
+
+
+answer_from_blocks.register(GenerativeReader)(answer_by_writing)
 
 
 @answer_from_blocks.register

@@ -172,8 +172,11 @@ def _evaluate(
   described: Figures = {
     "split": data.split,
     "task": data.task,
-    "num_searched": min(config.num_searched, run.snapshot.num_blocks),
+    "num_searched": 0,
   }
+  if config.candidates != "none":
+    number = min(config.num_searched, run.snapshot.num_blocks)
+    described["num_searched"] = number
   if config.reader is not None:
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}

@@ -121,11 +121,11 @@ class EvaluationShard:
     run = TrainedRun.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
       run.require_reader()
-    self._needs_index = needs_index
+    self._needs_index = needs_index and config.candidates != "none"
     self.agreement.require_same(
       {
         "the checkpoint": run.step,
-        "the snapshot": run.snapshot.step if needs_index else None,
+        "the snapshot": run.snapshot.step if self._needs_index else None,
         "the corpus": self._corpus_of(run).fingerprint,
       }
     )

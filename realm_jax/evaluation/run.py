@@ -23,6 +23,7 @@ from scipy.special import softmax
 
 from realm_jax.checkpoints.store import (
   FOLDER,
+  READER_VOCABULARY,
   CheckpointError,
   locate,
   recorded_snapshots,
@@ -108,9 +109,10 @@ class RunConfig:
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
     block_length: Maximum tokens of a block.
     index_scores: Whether the run was trained on the index's own scores (BM25).
-    candidates: "index"; "random" for the control that reads random blocks; or
-      "gold" for a bound that reads first, of the retrieved blocks, those that
-      contain an answer. It takes questions whose answers are known.
+    candidates: "index"; "none" of a reader that answers from its parameters
+      alone; "random" for the control that reads random blocks; or "gold" for a
+      bound that reads first, of the retrieved blocks, those that contain an
+      answer. It takes questions whose answers are known.
     num_searched: Number of blocks retrieved for a question, over which the
       retriever's probabilities are normalized. A smaller corpus is searched
       whole.
@@ -134,7 +136,7 @@ class RunConfig:
   query_length: QueryLength = 64
   block_length: BlockLength = 288
   index_scores: bool = False
-  candidates: Literal["index", "random", "gold"] = "index"
+  candidates: Literal["index", "none", "random", "gold"] = "index"
   num_searched: PositiveInt = 20
   num_read: PositiveInt = 5
   num_spans: PositiveInt = 50
@@ -219,8 +221,13 @@ class TrainedRun:
       named = {"retriever": config.retriever, "reader": config.reader}
       components = Components({**named, **config.components}).only(present)
       components = components.for_vocabulary(
-        vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
+        vocab_size=corpus.vocab_size,
+        separator_id=corpus.vocabulary.sep_id,
+        views=corpus.view_sizes,
       )
+      if view := getattr(components.get("reader"), "view", None):
+        digest = corpus.view(view).digest
+        store.require_vocabulary(step, digest, name=READER_VOCABULARY)
       mesh = make_mesh(devices=jax.local_devices())
       # The shapes of the components that are restored.
       abstract = components.abstract_parameters(
@@ -313,8 +320,15 @@ class TrainedRun:
     return self.open_snapshot()
 
   @property
+  def snapshot_step(self) -> int | None:
+    """Step of the snapshot; None of a run that retrieves nothing."""
+    return None if self.config.candidates == "none" else self.snapshot.step
+
+  @property
   def corpus(self) -> Corpus:
     """Corpus, in the version that the snapshot was built on."""
+    if self.config.candidates == "none":
+      return self.newest_corpus
     return self.snapshot.corpus
 
   def compute(
@@ -406,6 +420,9 @@ class TrainedRun:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
     """
+    if self.config.candidates == "none":
+      none = np.full((len(token_ids), 1), NULL_ROW, np.int32)
+      return SearchResult(none, np.zeros(none.shape, np.float32))
     index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     allowed = np.ones(index.num_blocks, bool)
@@ -559,7 +576,7 @@ class TrainedRun:
     return {
       "model_dir": str(self.model_dir),
       "checkpoint": self.step,
-      "snapshot": self.snapshot.step,
+      "snapshot": self.snapshot_step,
     }
 
   @property

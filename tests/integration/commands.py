@@ -30,7 +30,7 @@ _PATIENCE_SECONDS, _POLL_SECONDS = 300.0, 0.1
 # What commands configure by each recipe of gin/runs.
 FUNCTIONS = {
   **dict.fromkeys(
-    ("inverse_cloze", "reading", "pretrain", "open_qa"),
+    ("inverse_cloze", "reading", "pretrain", "open_qa", "text_to_text"),
     TrainConfig,
   ),
   **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
@@ -69,14 +69,15 @@ class Commands:
 
   Args:
     world: whose corpus and questions are used.
+    model: Gin file of the model and its lengths.
   """
 
-  def __init__(self, world: tiny_world.World):
-    self.world = world
+  def __init__(self, world: tiny_world.World, model: str = MODEL_FILE):
+    self.world, self._model = world, model
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
+    files = [f"gin/runs/{recipe}.gin", self._model]
     bindings = {"CORPUS_DIR": self.world.corpus_dir, **bindings}
     return call(function, files, **bindings)
 

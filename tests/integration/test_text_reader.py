@@ -1,0 +1,158 @@
+"""A reader that writes, from its pre-training to questions, by commands."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import realm_jax
+from harness.faults import verdict
+from harness.faults.disturbed import Disturbed, Fault, finish
+from harness.pretraining import Run
+from realm_jax import supervisor
+from realm_jax.corpus.update import add_views
+from realm_jax.errors import RealmError
+from realm_jax.evaluation.evaluate import evaluate
+from tests.integration.commands import Commands
+from tests.json_lines import read_lines
+from tests.text.test_sentencepieces import MODEL
+from tests.tiny_world import World
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.usefixtures("quick_jobs", "one_device"),
+]
+
+_MODEL = "tests/integration/tiny_text.gin"
+_STEPS, _SAVE_EVERY = 12, 4
+_MASKED = {
+  "TASK": "masked_salient_spans",
+  "QUESTION_FILES": {},
+  "UNMASKED_SPAN_KINDS": [],
+  "DROP_SOURCE": True,
+  "PROMPT": "{query}",
+  "NUM_READ": 3,
+}
+
+
+def with_view(world: World, folder: Path, view: str) -> World:
+  """A copy of a world whose corpus has a view."""
+  shutil.copytree(world.corpus_dir, folder / "corpus")
+  shutil.copy(world.question_file, folder)
+  add_views(folder / "corpus", [view])
+  return World(folder)
+
+
+@pytest.fixture(scope="module")
+def viewed(world, tmp_path_factory) -> World:
+  return with_view(world, tmp_path_factory.mktemp("viewed"), "t5:train:300")
+
+
+@pytest.fixture(scope="module")
+def commands(viewed) -> Commands:
+  return Commands(viewed, _MODEL)
+
+
+@pytest.fixture(scope="module")
+def runs(viewed, tmp_path_factory, command_environment, quick_jobs):
+  """The same pre-training undisturbed, and with both processes killed."""
+  folder = tmp_path_factory.mktemp("runs")
+
+  def run(name: str, environment: dict[str, str]) -> Run:
+    return Run(
+      directory=folder / name,
+      corpus_dir=viewed.corpus_dir,
+      model=_MODEL,
+      num_steps=_STEPS,
+      save_every_steps=_SAVE_EVERY,
+      recipe="text_to_text",
+      settings=_MASKED,
+      environment=environment,
+    )
+
+  unbroken = run("unbroken", command_environment)
+  assert finish(unbroken)["problems"] == []
+  supervised = {**command_environment}
+  del supervised[supervisor.VARIABLE]
+  broken = run("broken", supervised)
+  with Disturbed(broken) as here:
+    here.inject(Fault("kill both", _SAVE_EVERY, 0.5, seed=0))
+    here.complete()
+  return unbroken, broken
+
+
+def test_a_kill_changes_nothing_while_snapshots_are_swapped(runs):
+  unbroken, broken = runs
+  assert verdict.differences(unbroken, broken) == []
+  assert {row["snapshot"] for row in verdict.curve(unbroken)} == {0, 4}
+
+
+@pytest.fixture(scope="module")
+def answering(runs, commands, tmp_path_factory) -> Path:
+  """A run that has learned to answer questions from that pre-training."""
+  folder = tmp_path_factory.mktemp("answering") / "run"
+  with commands.index_builder(folder):
+    commands.train(
+      *("text_to_text", folder),
+      TRAIN_QUESTIONS=commands.world.question_file,
+      INITIAL_CHECKPOINT=runs[0].model_dir,
+      NUM_READ=3,
+      NUM_STEPS=4,
+      SAVE_EVERY_STEPS=4,
+      SWAP_SNAPSHOTS=False,
+    )
+  return folder
+
+
+def test_answers_are_texts_with_their_parts_in_the_blocks(
+  answering, commands, tmp_path
+):
+  figures = commands.call(
+    evaluate,
+    "eval",
+    MODEL_DIR=answering,
+    OUTPUT_DIR=tmp_path,
+    QUESTIONS=commands.world.question_file,
+    NUM_READ=3,
+  )
+  assert figures["num_questions"] == 11
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    assert line["answer"] is None
+    assert [e["read"] for e in line["evidence"]].count(True) == 3
+  run = realm_jax.load(answering)
+  (found,) = run.ask(["where was Ada born?"])
+  assert [answer.block for answer in found.answers] == [None]
+  assert len(found.hits) == 3
+  assert sum(hit.share for hit in found.hits) == pytest.approx(1.0)
+  given = run.explain("where was Ada born?", answer="Rome")
+  assert given.answer == "Rome" and 0 < given.probability < 1
+  # What is read is the text as it is edited.
+  row = found.hits[0].block.row
+  edited = run.edited({row: "Nobody was born in Rome."})
+  changed = edited.explain("where was Ada born?", answer="Rome")
+  assert changed.probability != given.probability
+
+
+def test_without_candidates_the_answer_is_of_the_parameters(
+  answering, commands, tmp_path
+):
+  figures = commands.call(
+    evaluate,
+    "eval",
+    MODEL_DIR=answering,
+    OUTPUT_DIR=tmp_path,
+    QUESTIONS=commands.world.question_file,
+    CANDIDATES="none",
+    NUM_READ=3,
+  )
+  assert figures["num_searched"] == 0 and "snapshot" not in figures
+
+
+def test_a_corpus_with_another_vocabulary_is_refused(
+  answering, world, tmp_path
+):
+  other = with_view(world, tmp_path, f"t5:{MODEL}")
+  with pytest.raises(RealmError, match=r"another view .* --view=NAME"):
+    realm_jax.load(answering, corpus_dir=other.corpus_dir)
+  with pytest.raises(RealmError, match="reads the view 't5'"):
+    realm_jax.load(answering, corpus_dir=world.corpus_dir)
