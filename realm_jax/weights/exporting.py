@@ -9,18 +9,21 @@ vectors.json   checkpoint, corpus, dimension and scale
 """
 
 import contextlib
+import os
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
 from etils import epath
 
-from realm_jax.checkpoints.store import FOLDER, locate
+from realm_jax.checkpoints.store import FOLDER, READER_VOCABULARY, locate
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import faiss
 from realm_jax.indexes.protocol import Blocks
+from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.loading import corpus_of
@@ -31,6 +34,7 @@ from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.local_disk import create_mapped_array
+from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
 from realm_jax.text.vocabulary_files import (
   VOCABULARY_FILE,
   read_vocabulary,
@@ -45,7 +49,9 @@ from realm_jax.weights.hf_files import (
 from realm_jax.weights.importing import new_directory
 from realm_jax.weights.mapped_weights import BoundModel, flattened, nested
 from realm_jax.weights.name_maps import READER
+from realm_jax.weights.registry import HF_BERT, T5
 from realm_jax.weights.sentence_transformers import export_tower
+from realm_jax.weights.t5 import export_t5
 from realm_jax.weights.tensor_files import WEIGHTS
 
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
@@ -57,7 +63,7 @@ _CHUNK_BYTES = 1 << 25
 def export_weights(
   model_dir: epath.PathLike,
   retriever: BertRetriever,
-  reader: BertReader,
+  reader: BertReader | GenerativeReader,
   output_dir: epath.PathLike,
   *,
   to: str,
@@ -71,9 +77,10 @@ def export_weights(
   Args:
     model_dir: Directory of the run.
     retriever: Retriever of the run, which has no vocabulary yet.
-    reader: BertReader of the run, likewise.
+    reader: Reader of the run, likewise.
     output_dir: Directory to make; it appears complete or not at all.
-    to: `sentence_transformers` for the retriever, or `hf_bert` for the reader.
+    to: `sentence_transformers` for the retriever, `hf_bert` for a BERT reader,
+      or `hf_t5` for a reader that writes.
     tower: `query` or `block`, if the retriever has two.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
@@ -93,6 +100,22 @@ def export_weights(
     StoreAccessError: A bucket cannot be read or written.
   """
   require_readable(model_dir, vocab, corpus_dir)
+  writes = isinstance(reader, GenerativeReader)
+  if to in (T5, HF_BERT) and writes != (to == T5):
+    raise WeightsError(
+      f"--to={to} does not fit the reader of the run, a "
+      f"{type(reader).__name__}; want --to={T5 if writes else HF_BERT}"
+    )
+  checkpoint = epath.Path(model_dir)
+  if checkpoint_step is not None:
+    checkpoint = checkpoint / FOLDER / str(checkpoint_step)
+  if isinstance(reader, GenerativeReader):
+    if to == T5:
+      return _export_text_reader(
+        checkpoint, reader, output_dir, vocab, corpus_dir
+      )
+    # The retriever alone is exported, beside a reader that says nothing.
+    reader = BertReader(retriever.bert)
   with new_directory(output_dir) as directory:
     path = epath.Path(vocab or epath.Path(model_dir, VOCABULARY_FILE))
     if vocab is None and not path.exists():
@@ -107,9 +130,6 @@ def export_weights(
     export = plan_export(model, to=to, tower=tower)
     shapes = model.parameter_shapes([export.part])
     like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
-    checkpoint = epath.Path(model_dir)
-    if checkpoint_step is not None:
-      checkpoint = checkpoint / FOLDER / str(checkpoint_step)
     store, step = locate(checkpoint)
     with contextlib.closing(store):
       store.require_vocabulary(step, model.vocabulary.digest)
@@ -117,6 +137,30 @@ def export_weights(
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
     lines = write_export(export, directory, parameters, words)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
+
+
+def _export_text_reader(
+  checkpoint: epath.Path,
+  reader: GenerativeReader,
+  output_dir: epath.PathLike,
+  vocab: epath.PathLike | None,
+  corpus_dir: epath.PathLike | None,
+) -> str:
+  """Writes a T5 with its vocabulary, which is that of the reader's view."""
+  store, step = locate(checkpoint)
+  own = epath.Path(store.directory.parent, MODEL_FILE)
+  if vocab is None and corpus_dir is not None and not own.exists():
+    words: Any = Corpus.open(corpus_dir).view(reader.view).vocabulary
+  else:
+    words = read_sentencepieces(vocab or own)
+  with contextlib.closing(store), new_directory(output_dir) as directory:
+    store.require_vocabulary(step, words.digest, name=READER_VOCABULARY)
+    params = store.restore(step, items=("reader",))["reader"]["model"]
+    export_t5(
+      reader.t5.for_vocabulary(words.size), params, Path(os.fspath(directory))
+    )
+    (directory / MODEL_FILE).write_bytes(words.model)
+  return f"written of checkpoint {step} of {store.directory.parent}"
 
 
 def plan_export(

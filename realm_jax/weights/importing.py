@@ -16,13 +16,20 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.store import CheckpointStore, loop_record
+from realm_jax.checkpoints.store import (
+  READER_VOCABULARY,
+  VOCABULARY,
+  CheckpointStore,
+  loop_record,
+)
+from realm_jax.checkpoints.store import locate as locate_checkpoint
 from realm_jax.configuration.bindings import Reference
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import Progress
@@ -34,6 +41,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import Blocks, write_shards
 from realm_jax.indexes.protocol import Rows, config_from
+from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.build import (
@@ -52,7 +60,12 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
-from realm_jax.text.vocabulary_files import write_vocabulary
+from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
+from realm_jax.text.vocabulary_files import (
+  VOCABULARY_FILE,
+  read_vocabulary,
+  write_vocabulary,
+)
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
@@ -62,7 +75,8 @@ from realm_jax.weights.mapped_weights import (
   nested,
 )
 from realm_jax.weights.name_maps import RETRIEVER
-from realm_jax.weights.registry import ImportConfig, origin
+from realm_jax.weights.registry import T5, ImportConfig, locate, origin
+from realm_jax.weights.t5 import read_t5
 from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
@@ -88,6 +102,8 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     CorpusError, TargetError, DiskFullError: An output cannot be written.
     StoreAccessError: An output is in a bucket that cannot be written.
   """
+  if config.format == T5:
+    return _import_text_reader(config, output_dir)
   _check_corpus_dir(config, output_dir)
   # Corpus and MODEL_DIR appear when all of both is written.
   with contextlib.ExitStack() as outputs:
@@ -133,6 +149,45 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
       done = "left out; --corpus_dir imports them with their blocks"
     lines.append(f"block vectors {list(held.shape)}: {done}")
   return "\n".join(lines)
+
+
+def _import_text_reader(
+  config: ImportConfig, output_dir: epath.PathLike
+) -> str:
+  """Writes a MODEL_DIR from a T5 and, if it is named, a run's retriever."""
+  source = locate(config.input, config.revision)
+  logging.info("Reading %s", source)
+  found = read_t5(source)
+  words = read_sentencepieces(config.vocab or source)
+  found.config.for_vocabulary(words.size)
+  params: dict[str, Any] = {"reader": {"model": found.params}}
+  models: dict[str, Any] = {"reader": GenerativeReader(found.config)}
+  digests = {READER_VOCABULARY: words.digest}
+  with contextlib.ExitStack() as outputs:
+    directory = outputs.enter_context(new_directory(output_dir))
+    if config.retriever is not None:
+      run = Path(config.retriever)
+      store, step = locate_checkpoint(run)
+      outputs.callback(store.close)
+      if "retriever" not in store.components(step):
+        raise WeightsError(f"--retriever={run} has no retriever; name a run")
+      params |= store.restore(step, items=("retriever",))
+      kept = Kept.find(run)
+      if kept is None or "retriever" not in kept.config.get("fields", {}):
+        raise WeightsError(
+          f"--retriever={run} keeps no model; name a MODEL_DIR"
+        )
+      models["retriever"] = kept.config["fields"]["retriever"]
+      pieces = read_vocabulary(epath.Path(run, VOCABULARY_FILE))
+      write_vocabulary(directory, pieces)
+      digests[VOCABULARY] = pieces.digest
+    (directory / MODEL_FILE).write_bytes(words.model)
+    Kept.of(Reference(TrainConfig, kept=models)).write(directory)
+    write_json(directory / "imported.json", origin(config))
+    with contextlib.closing(CheckpointStore(directory)) as new:
+      new.save(_STEP, {**params, "loop": loop_record([], **digests)})
+      new.wait()
+  return "\n".join(found.lines)
 
 
 @contextlib.contextmanager

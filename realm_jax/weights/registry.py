@@ -15,10 +15,11 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
+HF_BERT, T5 = "hf_bert", "hf_t5"
 # What an input of a format is, for people; and the module and name of the
 # function that opens one, given its path, as a `mapped_weights.Source`.
 FORMATS: Mapping[str, tuple[str, str]] = {
-  "hf_bert": (
+  HF_BERT: (
     "a directory with config.json, model.safetensors or pytorch_model.bin "
     "(whole or in shards), and vocab.txt or tokenizer.json: BERT, MiniLM, "
     "Contriever, E5, BGE, DPR and the like, with or without the modules.json "
@@ -40,10 +41,17 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "ict), a directory of modules, or a fine-tuned model",
     "realm_jax.weights.google:open_realm",
   ),
+  T5: (
+    "a reader that writes: a directory with config.json, the weights of a T5 "
+    "(1.0, 1.1, LM-adapted, Flan-T5, mT5; whole or in shards) and its "
+    "spiece.model; or Fusion-in-Decoder's or Atlas' files, with "
+    "--vocab=spiece.model. --retriever takes over a retriever",
+    "realm_jax.weights.t5:read_t5",
+  ),
 }
 # Names of models on Hugging Face's hub, and the files that are read of them.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_HUB_FILES = ("*.json", "vocab.txt", "*/vocab.txt")
+_HUB_FILES = ("*.json", "vocab.txt", "*/vocab.txt", "spiece.model")
 # Weights of a folder, whole or in shards: the first of these that it has.
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # What is exported to.
@@ -55,8 +63,12 @@ TARGETS: Mapping[str, str] = {
     "documents are given to the model. If the retriever has two towers, "
     "--tower chooses one, and each makes a directory"
   ),
-  "hf_bert": (
+  HF_BERT: (
     "the reader with its masked-LM head, as a BertForMaskedLM of Hugging Face"
+  ),
+  T5: (
+    "a reader that writes, as a T5ForConditionalGeneration of Hugging Face, "
+    "with its spiece.model"
   ),
   "vectors": (
     "the vectors of all blocks of a snapshot: vectors.npy, with a row for "
@@ -82,6 +94,8 @@ class ImportConfig:
     revision: Commit, tag or branch of an input on the hub; None takes the
       newest.
     block_revision: The same of the second input.
+    retriever: MODEL_DIR whose retriever and vocabulary the new one takes over,
+      beside a reader that is imported (hf_t5).
     parts: Parts to import, retriever and reader; None takes what the input has.
     tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
       holds several encoders.
@@ -118,6 +132,7 @@ class ImportConfig:
   block_input: epath.PathLike | None = None
   revision: str | None = None
   block_revision: str | None = None
+  retriever: epath.PathLike | None = None
   parts: Sequence[str] | None = None
   tensor_prefix: str | None = None
   vocab: epath.PathLike | None = None
