@@ -49,8 +49,7 @@ from absl import flags
 from realm_jax.configuration import command_line
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.summary import BuildSummary, UpdateSummary
+from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.corpus.update import add_views, update_corpus
 
 _INPUTS = flags.DEFINE_multi_string(
@@ -84,16 +83,23 @@ def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
   given = command_line.given_flags(*_OF_BUILDS)
-  if _UPDATE.value and "view" in given:
-    _add_views(**given)
-    return
-  if not _INPUTS.value:
+  adds_views = _UPDATE.value and "view" in given and not _INPUTS.value
+  if not (_INPUTS.value or adds_views):
     raise CorpusError("--input is missing; give files or folders of text")
-  function: Callable[..., BuildSummary | UpdateSummary]
-  function = update_corpus if _UPDATE.value else build_corpus
+  function: Callable[..., Any] = build_corpus
+  if _UPDATE.value:
+    function = add_views if adds_views else update_corpus
   for name in given.keys() - inspect.signature(function).parameters.keys():
-    raise CorpusError(f"--{name} is for a whole build; give it or --update")
+    without = "--input" if name == "view" else "--update"
+    raise CorpusError(
+      f"--{name} is for a whole build; give it without {without}"
+    )
+  if adds_views:
+    add_views(**given)
+    print(f"corpus: {given['output_dir']}, with {', '.join(given['view'])}")
+    return
   given["inputs"] = _INPUTS.value
+  summary: Any
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
     summary = command_line.configured(function, **given)()
   else:
@@ -107,18 +113,6 @@ def main(argv: Sequence[str]) -> None:
     for warning in summary.warnings():
       print(f"warning: {warning}")
   print(f"corpus: {given['output_dir']}{version}")
-
-
-def _add_views(**given: Any) -> None:
-  others = given.keys() - inspect.signature(add_views).parameters.keys()
-  if _INPUTS.value or others:
-    raise CorpusError(
-      f"--update --view takes no --{min(others, default='input')}: it adds a "
-      "view to the texts that the corpus has; update these in another command"
-    )
-  add_views(**given)
-  views = Corpus.open(given["output_dir"]).views
-  print(f"corpus: {given['output_dir']}, views: {', '.join(views)}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.sources import Piece
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.corpus.views import Vocabularies
+from realm_jax.corpus.views import Vocabularies, write_views
 from realm_jax.corpus.writing import Blocks, write_shard
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
@@ -290,11 +290,14 @@ def build_piece(
   blocks = builder.blocks(piece.documents, summary)
   if not is_remote(directory):
     # Of an attempt that failed.
-    shutil.rmtree(Path(directory) / name, ignore_errors=True)
-    record = write_shard(Path(directory) / name, blocks, views)
+    local = Path(directory)
+    shutil.rmtree(local / name, ignore_errors=True)
+    record = write_shard(local / name, blocks)
+    record = record and write_views(views, local, local, record)
     return record, vars(summary)
   with ScratchDirectory() as scratch:
-    record = write_shard(scratch.path / name, blocks, views)
+    record = write_shard(scratch.path / name, blocks)
+    record = record and write_views(views, scratch.path, scratch.path, record)
     upload_directory(scratch.path, directory)
   return record, vars(summary)
 

@@ -29,7 +29,7 @@ from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.corpus.views import LEARNED_BYTES, learn_views, parse_views
+from realm_jax.corpus.views import LEARNED_BYTES, parse_views, write_models
 from realm_jax.corpus.workers import map_in_processes
 from realm_jax.corpus.writing import (
   SHARD_BYTES,
@@ -95,9 +95,8 @@ def build_corpus(
       `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
       of 256 MiB.
     view: Further vocabulary in which the corpus keeps its texts, for a reader
-      such as T5: NAME:spiece.model, a SentencePiece model, or NAME:train:SIZE
-      to learn one of at most SIZE pieces from the input, or from a sample of
-      32 MiB.
+      such as T5: NAME:spiece.model, or NAME:train:SIZE to learn a SentencePiece
+      model of at most SIZE pieces from the input, or a sample of 32 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
@@ -163,7 +162,7 @@ def build_corpus(
     cased = language in WITHOUT_CAPITALS if cased is None else cased
     size = int(vocab.removeprefix(_TRAIN))
     words = _learned_vocabulary(source, size, cased)
-  views = learn_views(parsed_views, lambda: _texts(source, LEARNED_BYTES))
+  views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
   # A relative path such as ".." has no name of its own.
@@ -210,7 +209,7 @@ def build_corpus(
       staging,
       name=name,
       vocabulary=words,
-      views=views,
+      views=write_models(staging, views),
       block_length=block_length,
       shards=shards,
       summary=vars(summary),

@@ -21,8 +21,8 @@ A manifest has
     vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
-    views                of each view by name: bytes and sha256 of its model,
-                         and the size of its vocabulary
+    views                of each view by name: path, bytes and sha256 of its
+                         model
     shards               of each: name; the three counts; span_kinds, the names
                          of its kinds of salient spans by their numbers; files,
                          the bytes and sha256 of each by its name; and, if an
@@ -144,11 +144,6 @@ def manifest_path(version: int) -> str:
   return f"{VERSIONS}/{version:08d}.json"
 
 
-def model_path(view: str) -> str:
-  """Returns the file of a view's model."""
-  return f"{VIEWS}/{view}.model"
-
-
 def earlier_versions(directory: epath.Path) -> list[int]:
   """Returns the versions before the newest, in order."""
   names = list_names(directory / VERSIONS)
@@ -162,8 +157,8 @@ def files_of(manifest: Manifest) -> list[FileRecord]:
   Raises:
     DamagedFileError: A path leads out of the corpus.
   """
-  views = manifest.get("views", {})
-  files: dict[str, Any] = {model_path(name): views[name] for name in views}
+  models = manifest.get("views", {}).values()
+  files: dict[str, Any] = {model["path"]: model for model in models}
   for shard in manifest["shards"]:
     require_below(shard["name"])
     for arrays in (shard["files"], *shard.get("views", {}).values()):

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
-from realm_jax.corpus.views import View, unknown_view
+from realm_jax.corpus.views import View
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.vocabulary_files import read_vocabulary
@@ -163,11 +163,10 @@ class Corpus:
     self.drop_titles = tuple(manifest["drop_titles"])
     self.fields = tuple(manifest.get("fields", ()))
     self.language = manifest.get("language", ENGLISH)
-    # The digests of views, and the sizes of their vocabularies, by name.
-    self.views, self.view_sizes = (
-      {name: view[key] for name, view in manifest.get("views", {}).items()}
-      for key in ("sha256", "size")
-    )
+    # Records of the models of views, by name.
+    self.views: Mapping[str, Any] = manifest.get("views", {})
+    # The sizes of their vocabularies.
+    self.view_sizes = {name: view["size"] for name, view in self.views.items()}
     self._staged = StagedFiles(
       source,
       files_of(manifest),
@@ -267,12 +266,6 @@ class Corpus:
       self._copied.add(kind)
     return self._staged.root / path
 
-  def local_folder(self, *arrays: str) -> Path:
-    """Returns a local directory that has these arrays of all shards."""
-    for name in arrays:
-      self.shards[0].array(name)
-    return self._staged.root
-
   def require_vocabulary_of(self, other: "Corpus") -> None:
     """Raises `CorpusError` if another corpus has another vocabulary."""
     if self.vocab_sha256 != other.vocab_sha256:
@@ -293,18 +286,8 @@ class Corpus:
     return vocabulary
 
   def view(self, name: str | None) -> View:
-    """Opens a view by its name; None is the corpus's own wordpieces.
-
-        blocks = corpus.view("t5").gather(rows, 250)
-
-    Raises:
-      CorpusError: The corpus has no such view.
-    """
-    if name is None:
-      return View(self, None, self.vocab_sha256)
-    if name not in self.views:
-      raise unknown_view(self, name)
-    return View(self, name, self.views[name])
+    """Opens a view: `corpus.view("t5").gather(rows, 250)`; see `View`."""
+    return View(self, name)
 
   # --- All blocks -------------------------------------------------------
 

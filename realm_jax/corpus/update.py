@@ -21,6 +21,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -38,7 +39,6 @@ from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.corpus.views import (
   LEARNED_BYTES,
   TEXTS,
-  learn_views,
   parse_views,
   write_models,
   write_views,
@@ -123,12 +123,13 @@ def update_corpus(
       tagger=tagger_of(tagger, corpus.language, summary.new, sample),
     )
     existing = _ExistingDocuments(corpus)
+    views: Any = {name: corpus.view(name).vocabulary for name in corpus.views}
     new_shards = write_shards(
       staging,
       builder.blocks(_changed(source, existing, summary), summary.new),
-      views={name: corpus.view(name).vocabulary for name in corpus.views},
       prefix=f"shard-{prefix}",
     )
+    new_shards = [write_views(views, staging, staging, s) for s in new_shards]
     old_shards = existing.without_removed(staging, prefix, summary)
     if not summary.changes_something:
       return summary
@@ -143,7 +144,7 @@ def update_corpus(
       drop_titles=reader.dropped_titles,
       fields=corpus.fields,
       language=corpus.language,
-      views=before.get("views"),
+      views=corpus.views,
     )
     if not manifest["num_blocks"]:
       raise CorpusError(
@@ -158,42 +159,32 @@ def add_views(
 ) -> None:
   """Adds views to the newest version of a corpus, which stays that version.
 
-  `build_corpus` describes the arguments. A model to learn is learned from the
-  blocks. Updates keep the views, and make them of new documents.
-
-  Raises:
-    CorpusError: There is no corpus, or an argument is wrong.
-    TargetError, DiskFullError, StoreAccessError: The directory cannot be
-      written, or a bucket not read.
-    VocabularyError: A model cannot be used.
+  `build_corpus` describes the arguments; models are learned from the blocks.
+  Updates keep the views. Raises errors as `update_corpus`, and a
+  `VocabularyError` if a model cannot be used.
   """
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
-    parsed = parse_views(view, known=[*corpus.views])
-    source = corpus.local_folder(*TEXTS)
+    made = parse_views(view, known=corpus.views)
+    first = before["shards"][0]["name"]
+    paths = [corpus.local(f"{first}/{name}.npy") for name in TEXTS]
     stride = sum(len(s.array("bodies")) for s in corpus.shards) // LEARNED_BYTES
     rows = range(0, corpus.num_blocks, stride + 1)
-
-    def texts() -> Iterator[str]:
-      for block in map(corpus.block, rows):
-        yield from (block.title, block.text)
-
-    views = learn_views(parsed, texts)
-    write = functools.partial(write_views, source, staging, views)
+    views = {
+      name: make(t for b in map(corpus.block, rows) for t in (b.title, b.text))
+      for name, make in made.items()
+    }
+    write = functools.partial(write_views, views, paths[0].parents[1], staging)
+    written = map_in_processes(write, before["shards"], workers)
     shards: list[ShardRecord] = []
-    with (
-      Progress("shards", total=len(before["shards"])) as progress,
-      contextlib.closing(
-        map_in_processes(write, before["shards"], workers)
-      ) as written,
-    ):
+    progress = Progress("shards", total=len(before["shards"]))
+    with contextlib.closing(written), progress:
       for record in written:
         shards.append(record)
         progress.advance()
-    known = before.get("views", {}) | write_models(staging, views)
-    _publish(
-      staging, directory, before, {**before, "shards": shards, "views": known}
-    )
+    manifest = before | {"shards": shards}
+    manifest["views"] = {**corpus.views, **write_models(staging, views)}
+    _publish(staging, directory, before, manifest)
 
 
 @contextlib.contextmanager

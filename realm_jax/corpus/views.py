@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus import CorpusError
-from realm_jax.corpus.manifest import ShardRecord, model_path
+from realm_jax.corpus.manifest import VIEWS, ShardRecord
 from realm_jax.corpus.shard import Shard
 from realm_jax.storage.local_disk import save_array
 from realm_jax.storage.staging import FileRecord
@@ -32,19 +32,15 @@ if TYPE_CHECKING:
   from realm_jax.corpus.store import Corpus
   from realm_jax.text.sentencepieces import SentencePieceVocabulary
 
-# Vocabularies of views by name.
+# Vocabularies by the names of views.
 Vocabularies: TypeAlias = Mapping[str, "SentencePieceVocabulary"]
 
 # Arrays of a shard that views are made from.
-TEXTS = (
-  *("bodies", "bodies_offsets", "titles", "titles_offsets"),
-  "document_starts",
-)
+TEXTS = "bodies bodies_offsets titles titles_offsets document_starts".split()
 # Bytes of text that a SentencePiece model is learned from; of more, a sample.
 LEARNED_BYTES = 32 << 20
 # Each block repeats its title, so a longer one is cut.
 _LONGEST_TITLE = 128
-_TRAIN = "train:"
 
 
 class ViewedBlocks(NamedTuple):
@@ -60,11 +56,23 @@ class ViewedBlocks(NamedTuple):
 
 
 class View:
-  """A view of a corpus, memory-mapped; `Corpus.view` opens one."""
+  """A view of a corpus by its name; None is the corpus's own wordpieces.
 
-  def __init__(self, corpus: "Corpus", name: str | None, digest: str):
-    self.corpus, self.name, self.digest = corpus, name, digest
-    self._prefix = f"{name}." if name else ""
+  Raises:
+    CorpusError: The corpus has no such view.
+  """
+
+  def __init__(self, corpus: "Corpus", name: str | None):
+    self.corpus, self.name, self.digest = corpus, name, corpus.vocab_sha256
+    self._prefix = ""
+    if name is not None:
+      if name not in corpus.views:
+        raise CorpusError(
+          f"{corpus.source} has no view {name!r} (it has "
+          f"{', '.join(corpus.views) or 'none'}); add it: build_corpus --update"
+          f" --view={name}:spiece.model --output_dir={corpus.source}"
+        )
+      self.digest, self._prefix = corpus.views[name]["sha256"], f"{name}."
 
   @functools.cached_property
   def vocabulary(self) -> Vocabulary:
@@ -73,23 +81,18 @@ class View:
       return self.corpus.vocabulary
     from realm_jax.text.sentencepieces import read_sentencepieces
 
-    path = self.corpus.local(model_path(self.name))
+    path = self.corpus.local(self.corpus.views[self.name]["path"])
     found = read_sentencepieces(path)
-    if found.digest != self.digest:
-      raise CorpusError(
-        f"{path} is not the model that the view was made with; put that back, "
-        "or add a view of another name"
-      )
+    self.require_vocabulary(found.digest, of=path)
     return found
 
-  def require_vocabulary(self, digest: str) -> None:
+  def require_vocabulary(self, digest: str, *, of: Any = "the reader") -> None:
     """Raises `CorpusError` if a reader has another vocabulary."""
     if digest != self.digest:
-      what = f"the view {self.name!r}" if self.name else "the text"
       raise CorpusError(
-        f"{what} of {self.corpus.source} has the vocabulary {self.digest[:12]} "
-        f"(SHA-256), and the reader {digest[:12]}; add a view with the "
-        f"reader's spiece.model: {_command(self.corpus.source, 'NAME')}"
+        f"the view {self.name or 'of wordpieces'} of {self.corpus.source} has "
+        f"the vocabulary {self.digest[:12]} (SHA-256), and {of} {digest[:12]}; "
+        "add a view of another name with that one (build_corpus --view)"
       )
 
   @functools.cached_property
@@ -121,134 +124,85 @@ class View:
       source = starts[:, np.newaxis] + column
       source += np.where(column < cut_titles[:, np.newaxis], 0, skipped)
       found = shard.array(f"{self._prefix}token_ids").take(source, mode="clip")
-      is_token = column < limits[:, np.newaxis]
-      ids[indices] = np.where(is_token, found, 0)
+      ids[indices] = np.where(column < limits[:, np.newaxis], found, 0)
       titles[indices], totals[indices] = cut_titles, limits
+    shape = rows.shape
     return ViewedBlocks(
-      ids.reshape(*rows.shape, length),
-      titles.reshape(rows.shape),
-      totals.reshape(rows.shape),
+      ids.reshape(*shape, length), titles.reshape(shape), totals.reshape(shape)
     )
-
-
-def unknown_view(corpus: "Corpus", name: str) -> CorpusError:
-  """Returns the error of a view that a corpus does not have."""
-  return CorpusError(
-    f"{corpus.source} has no view {name!r} (it has "
-    f"{', '.join(corpus.views) or 'none'}); add it: "
-    f"{_command(corpus.source, name)}"
-  )
-
-
-def _command(source: Any, name: str) -> str:
-  return (
-    f"python -m realm_jax.build_corpus --update --view={name}:spiece.model "
-    f"--output_dir={source}"
-  )
 
 
 # --- Making views -------------------------------------------------------
 
 
 def parse_views(
-  views: Sequence[str], *, known: Sequence[str] = ()
-) -> "dict[str, SentencePieceVocabulary | int]":
-  """Returns the vocabulary of each view, or the size of one to learn.
+  views: Sequence[str], *, known: Iterable[str] = ()
+) -> "dict[str, Callable[[Iterable[str]], SentencePieceVocabulary]]":
+  """Returns what makes the vocabulary of each view, of texts to learn from.
 
-  Args:
-    views: `NAME:spiece.model`, or `NAME:train:SIZE`.
-    known: Names of views that the corpus has.
-
-  Raises:
-    CorpusError: A view is written in another way, or its name is taken.
-    VocabularyError: A model cannot be read.
+  Raises `CorpusError` for a view that is none, or has a `known` name, and
+  `VocabularyError` for a model that cannot be read.
   """
-  from realm_jax.text.sentencepieces import read_sentencepieces
+  from realm_jax.text import sentencepieces
 
-  found: dict[str, SentencePieceVocabulary | int] = {}
-  for text in views:
-    name, _, model = text.partition(":")
-    size = model.removeprefix(_TRAIN)
-    trains = model.startswith(_TRAIN)
-    if not (re.fullmatch(r"\w+", name) and model) or (
-      trains and not size.isdecimal()
-    ):
+  parsed: dict[str, Any] = {}
+  for view in views:
+    found = re.fullmatch(r"(\w+):(?:train:(\d+)|(?!train:)(.+))", view)
+    if found is None:
       raise CorpusError(
-        f"--view={text}; want NAME:spiece.model or NAME:train:SIZE, such as "
-        "t5:spiece.model or t5:train:8000"
+        f"--view={view}; want NAME:spiece.model or NAME:train:SIZE"
       )
-    if name in (*known, *found):
-      raise CorpusError(
-        f"--view={text}: there is a view {name!r}; take another name"
-      )
-    found[name] = int(size) if trains else read_sentencepieces(model)
-  return found
-
-
-def learn_views(
-  views: "Mapping[str, SentencePieceVocabulary | int]",
-  texts: Callable[[], Iterable[str]],
-) -> Vocabularies:
-  """Returns the vocabularies of views, once those to learn have been learned.
-
-  `texts()` yields the titles and bodies to learn from.
-  """
-  from realm_jax.text.sentencepieces import train_sentencepieces
-
-  return {
-    name: train_sentencepieces(texts(), view) if isinstance(view, int) else view
-    for name, view in views.items()
-  }
+    name, size, path = found.groups()
+    if name in (*known, *parsed):
+      raise CorpusError(f"--view={view}: take another name; {name} is there")
+    train = sentencepieces.train_sentencepieces
+    parsed[name] = functools.partial(train, size=int(size or 0))
+    if path:
+      read = sentencepieces.read_sentencepieces(path)
+      parsed[name] = lambda _, read=read: read
+  return parsed
 
 
 def write_views(
-  source: Path, target: Path, views: Vocabularies, record: ShardRecord
+  views: Vocabularies, source: Path, target: Path, record: ShardRecord
 ) -> ShardRecord:
-  """Writes views of a shard; returns its record with these.
-
-  The shard is in the directory `source`, and its new files go to the folder of
-  its name in `target`.
-  """
+  """Writes views of a shard of `source` to `target`; returns its new record."""
   shard = Shard(record, source.joinpath, record["span_kinds"])
-  folder = target / record["name"]
-  folder.mkdir(parents=True, exist_ok=True)
-  files = {**record.get("views", {})}
-  for name, vocabulary in views.items():
-    files[name] = {}
-    for array, values in _arrays(shard, vocabulary).items():
-      path = folder / f"{name}.{array}.npy"
-      save_array(path, values)
-      files[name][path.name] = FileRecord.of(path, path.name).entry
-  return {**record, "views": files} if files else record
-
-
-def _arrays(shard: Shard, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
-  dtype = "<u2" if vocabulary.size <= 1 << 16 else "<i4"
-  # Arrays take less memory than the lists that they are made of.
-  parts, titles = [np.zeros(0, dtype)], list[int]()
+  (target / record["name"]).mkdir(parents=True, exist_ok=True)
   starts = shard.array("document_starts").tolist()
-  for document, (first, limit) in enumerate(itertools.pairwise(starts)):
-    text = shard.item("titles", document).tobytes().decode()
-    title = vocabulary.encode(text)[:_LONGEST_TITLE]
-    for position in range(first, limit):
-      body = shard.item("bodies", position).tobytes().decode()
-      parts.append(np.array([*title, *vocabulary.encode(body)], dtype))
-      titles.append(len(title))
-  lengths = [len(part) for part in parts]
-  return {
-    "token_ids": np.concatenate(parts),
-    "token_ids_offsets": np.cumsum(lengths, dtype="<i8"),
-    "title_lengths": np.array(titles, "<i4"),
-  }
+  files = {**record.get("views", {})}
+  for view, vocabulary in views.items():
+    dtype = "<u2" if vocabulary.size <= 1 << 16 else "<i4"
+    # Arrays take less memory than the lists that they are made of.
+    parts, titles = [np.zeros(0, dtype)], list[int]()
+    for document, (first, limit) in enumerate(itertools.pairwise(starts)):
+      text = shard.item("titles", document).tobytes().decode()
+      title = vocabulary.encode(text)[:_LONGEST_TITLE]
+      for position in range(first, limit):
+        body = shard.item("bodies", position).tobytes().decode()
+        parts.append(np.array([*title, *vocabulary.encode(body)], dtype))
+        titles.append(len(title))
+    files[view] = {}
+    for name, array in (
+      ("token_ids", np.concatenate(parts)),
+      ("token_ids_offsets", np.cumsum([*map(len, parts)], dtype="<i8")),
+      ("title_lengths", np.array(titles, "<i4")),
+    ):
+      path = target / record["name"] / f"{view}.{name}.npy"
+      save_array(path, array)
+      files[view][path.name] = FileRecord.of(path, path.name).entry
+  return {**record, "views": files} if files else record
 
 
 def write_models(directory: Path, views: Vocabularies) -> dict[str, Any]:
   """Writes the models of views; returns their records for the manifest."""
   records = {}
   for name, vocabulary in views.items():
-    path = directory / model_path(name)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(vocabulary.model)
-    entry = FileRecord.of(path, path.name).entry
-    records[name] = {**entry, "size": vocabulary.size}
+    path = f"{VIEWS}/{name}.model"
+    (directory / VIEWS).mkdir(exist_ok=True)
+    (directory / path).write_bytes(vocabulary.model)
+    records[name] = {
+      "path": path,
+      **FileRecord.of(directory / path, path).entry,
+    }
   return records

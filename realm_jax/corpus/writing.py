@@ -18,7 +18,6 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import ARRAYS
-from realm_jax.corpus.views import Vocabularies, write_models, write_views
 from realm_jax.storage import atomic
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
@@ -41,11 +40,7 @@ Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
 def write_shards(
-  directory: Path,
-  blocks: Iterable[Blocks],
-  *,
-  views: Vocabularies,
-  prefix: str = "shard",
+  directory: Path, blocks: Iterable[Blocks], *, prefix: str = "shard"
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
@@ -62,15 +57,13 @@ def write_shards(
 
   records: list[ShardRecord] = []
   while record := write_shard(
-    directory / f"{prefix}-{len(records):05d}", blocks_of_shard(), views
+    directory / f"{prefix}-{len(records):05d}", blocks_of_shard()
   ):
     records.append(record)
   return records
 
 
-def write_shard(
-  folder: Path, blocks: Iterable[Blocks], views: Vocabularies
-) -> ShardRecord | None:
+def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   """Writes documents to a new folder; returns None if there is no block."""
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
@@ -90,7 +83,7 @@ def write_shard(
     path = folder / f"{name}.npy"
     save_array(path, np.concatenate(values))
     files[path.name] = FileRecord.of(path, path.name).entry
-  record = {
+  return {
     "name": folder.name,
     "num_blocks": sum(len(part["block_ids"]) for part in parts),
     "num_documents": sum(len(part["document_hashes"]) for part in parts),
@@ -98,7 +91,6 @@ def write_shard(
     "span_kinds": list(kinds),
     "files": files,
   }
-  return write_views(folder.parent, folder.parent, views, record)
 
 
 def _stored(blocks: Blocks, kinds: dict[str, int]) -> dict[str, np.ndarray]:
@@ -193,13 +185,9 @@ def new_corpus(
 
 
 def finish(
-  staging: Path,
-  *,
-  vocabulary: WordpieceVocabulary,
-  views: Vocabularies,
-  **settings: Any,
+  staging: Path, *, vocabulary: WordpieceVocabulary, **settings: Any
 ) -> None:
-  """Writes vocabularies, and `make_manifest` with the other arguments."""
+  """Writes the vocabulary, and `make_manifest` with the other arguments."""
   write_vocabulary(staging, vocabulary)
   ids = {
     piece.strip("[]").lower(): vocabulary.pieces.index(piece)
@@ -210,7 +198,5 @@ def finish(
     "size": vocabulary.size,
     "special_ids": ids,
   }
-  manifest = manifests.make_manifest(
-    vocabulary=record, views=write_models(staging, views), **settings
-  )
+  manifest = manifests.make_manifest(vocabulary=record, **settings)
   write_json(staging / manifests.MANIFEST_NAME, manifest)

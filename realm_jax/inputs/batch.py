@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from realm_jax.answers.match import AnswerKind
-from realm_jax.corpus.store import Block, Corpus
+from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
-from realm_jax.text.vocabulary import sentinel
+from realm_jax.text.vocabulary import SENTINEL
 
 # The position of a row that only fills up a batch.
 FILLER = -1
@@ -109,62 +109,46 @@ class Batch:
 
 
 def texts_with_sentinels(batch: Batch, corpus: Corpus) -> list[tuple[str, str]]:
-  """Returns each masked sentence with sentinels in it, and what they stand for.
+  """Returns masked sentences with sentinels, and what these stand for.
 
       ("Ada was in <extra_id_0>.", "<extra_id_0> Velt <extra_id_1>")
 
   T5 is pre-trained on such inputs and targets. A sentinel stands for
-  neighbouring masks, and the texts are as they were written.
-
-  Args:
-    batch: Examples of masked sentences, such as of `masked_salient_spans`.
-    corpus: Corpus of the sentences, `TaskContext.examples`.
+  neighbouring masks, and the texts are as they were written, in `corpus`, which
+  must be `TaskContext.examples`.
   """
-  words = corpus.vocabulary
-  rows = corpus.rows_of(batch.array("source_id")).tolist()
-  queries = batch.array("query").copy()
+  words, queries = corpus.vocabulary, batch.array("query").copy()
   is_masked = queries == words.mask_id
-  numbers, slots = np.nonzero(batch.array("mask_weights"))
-  places = batch.array("mask_positions")[numbers, slots]
-  queries[numbers, places] = batch.array("mask_targets")[numbers, slots]
+  # The masks that are scored, whose tokens are known.
+  row, slot = np.nonzero(batch.array("mask_weights"))
+  place = batch.array("mask_positions")[row, slot]
+  queries[row, place] = batch.array("mask_targets")[row, slot]
   pairs = list[tuple[str, str]]()
-  for row, query, is_hidden in zip(rows, queries, is_masked, strict=True):
-    num_words = np.flatnonzero(query == words.sep_id)[-1] - 1
-    sentence, is_hidden = query[1 : num_words + 1], is_hidden[1 : num_words + 1]
-    block = corpus.block(row)
-    start = _start(block, sentence, words.mask_id, len(query) - 2)
-    ranges = block.byte_ranges[start : start + num_words]
+  sources = corpus.rows_of(batch.array("source_id")).tolist()
+  for source, query, is_hidden in zip(sources, queries, is_masked, strict=True):
+    size = np.flatnonzero(query == words.sep_id)[-1] - 1
+    sentence, is_any = query[1 : size + 1], query[1 : size + 1] == words.mask_id
+    block = corpus.block(source)
+    start = next(
+      start
+      for start, limit in block.sentences.tolist()
+      if min(limit - start, len(query) - 2) == size
+      and (is_any | (block.body_token_ids[start:][:size] == sentence)).all()
+    )
+    ranges = block.byte_ranges[start : start + size]
     text, done = block.text.encode(), ranges[0, 0]
     whole, target = b"", b""
-    edges = np.flatnonzero(np.diff(is_hidden, prepend=False, append=False))
-    for number, (first, limit) in enumerate(edges.reshape(-1, 2).tolist()):
+    edges = np.flatnonzero(np.diff(is_hidden)).reshape(-1, 2).tolist()
+    for number, (first, limit) in enumerate(edges):
+      mark = SENTINEL.format(number).encode()
       begin, end = ranges[first, 0], ranges[limit - 1, 1]
-      mark = sentinel(number).encode()
       whole += text[done:begin] + mark
       target += b"%b %b " % (mark, text[begin:end])
       done = end
     whole += text[done : ranges[-1, 1]]
-    target += sentinel(len(edges) // 2).encode()
+    target += SENTINEL.format(len(edges)).encode()
     pairs.append((whole.decode(), target.decode()))
   return pairs
-
-
-def _start(
-  block: Block, sentence: np.ndarray, mask_id: int, longest: int
-) -> int:
-  """Returns where a sentence, cut to a length, starts in the block's body.
-
-  Masks whose tokens are unknown may be any tokens.
-  """
-  is_any = sentence == mask_id
-  for start, limit in block.sentences.tolist():
-    tokens = block.body_token_ids[start : min(limit, start + longest)]
-    if len(tokens) == len(sentence) and (is_any | (tokens == sentence)).all():
-      return start
-  raise TaskError(
-    f"no sentence of the block {block.id} is the one that an example masks; "
-    "the corpus must be that of the examples"
-  )
 
 
 def _feature(features: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Int
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import script
 from realm_jax.text.normalization import Normalization, character_table
-from realm_jax.text.vocabulary import known_sentinels, split_at_sentinels
+from realm_jax.text.vocabulary import encode_parts, known_sentinels
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 EOS = "[EOS]"
@@ -72,13 +72,14 @@ class WordpieceVocabulary:
     self, pieces: Iterable[str], normalization: Normalization | None = None
   ):
     self.pieces = tuple(pieces)
+    self.size = len(self.pieces)
     self.normalization = normalization or guess_normalization(self.pieces)
     self._ids = {piece: index for index, piece in enumerate(self.pieces)}
     self.unk_id, self.mask_id = self._ids[UNK], self._ids[MASK]
     self.cls_id, self.sep_id = self._ids[CLS], self._ids[SEP]
     # Megatron's T5 adds an end and sentinels to BERT's pieces.
     self.pad_id, self.eos_id = self._ids[PAD], self._ids.get(EOS, self.sep_id)
-    self.sentinels: Sequence[int] = known_sentinels(self._ids.get)
+    self.sentinels = known_sentinels(self._ids.get)
     self._table = character_table(self.normalization)
     sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
     self._num_characters = np.array(sizes)
@@ -111,20 +112,13 @@ class WordpieceVocabulary:
     """Whether each piece continues a word."""
     return np.array([p.startswith(CONTINUATION) for p in self.pieces])
 
-  @property
-  def size(self) -> int:
-    """The number of pieces."""
-    return len(self.pieces)
-
   def encode(self, text: str) -> list[int]:
     """Returns the token ids of a text and its sentinels, if there are any."""
-    ids = list[int]()
-    for part in split_at_sentinels(text, len(self.sentinels)):
-      if isinstance(part, int):
-        ids.append(self.sentinels[part])
-      else:
-        ids += self.tokenize_with_offsets([part]).token_ids.tolist()
-    return ids
+    return encode_parts(
+      text,
+      self.sentinels,
+      lambda part, _: self.tokenize_with_offsets([part]).token_ids.tolist(),
+    )
 
   def _split(self, word: str) -> Sequence[int]:
     """Returns the longest known pieces of a word, or [UNK]."""

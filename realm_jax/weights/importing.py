@@ -348,10 +348,9 @@ def write_corpus(
         progress.advance(len(sizes))
         yield blocks
 
-    shards = write_shards(staging, built_blocks(), views={})
+    shards = write_shards(staging, built_blocks())
     writing.finish(
       staging,
-      views={},
       name=_NAME,
       vocabulary=vocabulary,
       block_length=longest,

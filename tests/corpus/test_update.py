@@ -190,20 +190,21 @@ def test_a_full_disk_says_what_helps_an_update(corpus, update):
   assert update(rows).version == 2
 
 
-_UPDATE_AND_DIE = """
-import os, signal, sys
-from realm_jax.corpus.update import update_corpus
+def change_and_die(change: str, last: str) -> str:
+  """A program that is killed once it has replaced a file of this name."""
+  return f"""
+import os, signal
+from realm_jax.corpus.update import add_views, update_corpus
 
-changes, corpus, last = sys.argv[1:]
 replace = os.replace
 
 def replace_and_die(source, target):
   replace(source, target)
-  if str(target).endswith(last):
+  if str(target).endswith({last!r}):
     os.kill(os.getpid(), signal.SIGKILL)
 
 os.replace = replace_and_die
-update_corpus([changes], corpus)
+{change}
 """
 
 
@@ -220,9 +221,8 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
   update(rows)
   after = contents(corpus.newest())
   for copy, (at, version) in zip(copies, moments.items(), strict=True):
-    done = command_server.run(
-      [sys.executable, "-c", _UPDATE_AND_DIE, lines, str(copy), at]
-    )
+    program = change_and_die(f"update_corpus([{lines!r}], {str(copy)!r})", at)
+    done = command_server.run([sys.executable, "-c", program])
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = Corpus.open(copy)
     left.verify()

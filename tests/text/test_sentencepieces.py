@@ -1,7 +1,6 @@
 """SentencePieces: the ids that seqio gives, sentinels, and what is no model."""
 
 import json
-import pickle
 from pathlib import Path
 
 import hypothesis
@@ -103,23 +102,14 @@ def test_a_model_keeps_the_sentinels_that_it_has(theirs):
   assert own.encode(text) == theirs.encode(text)
 
 
-def test_another_process_gets_the_same(vocabulary):
-  again = pickle.loads(pickle.dumps(vocabulary))
-  assert again.digest == vocabulary.digest
-  assert again.encode("the river") == vocabulary.encode("the river")
-
-
 def test_texts_of_a_batch_end_and_are_padded(vocabulary):
   ids = encode_texts(vocabulary, TEXTS, 6)
   assert ids.dtype == np.int32
   for row, text in zip(ids.tolist(), TEXTS, strict=True):
     expected = [*vocabulary.encode(text)[:5], 1]
     assert row == expected + [0] * (6 - len(expected))
-  encoded = [text.encode() for text in TEXTS]
-  open_ended = encode_texts(vocabulary, encoded, 30, add_eos=False)
-  assert [row[row > 0].tolist() for row in open_ended] == [
-    vocabulary.encode(text) for text in TEXTS
-  ]
+  (found,) = encode_texts(vocabulary, TEXTS[:1], 30, add_eos=False)
+  assert found[found > 0].tolist() == vocabulary.encode(TEXTS[0])
 
 
 def test_wordpieces_may_have_sentinels_and_an_end():
