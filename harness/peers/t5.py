@@ -30,6 +30,7 @@ from harness.peers.random_models import (
 _END_ID = 1
 _NOT_SCORED = -100  # A label that torch's cross entropy ignores.
 _NEW_TOKENS = 9
+_HEAD_SIZE = 6
 _NUM_BEAMS, _NUM_TEXTS = 4, 2
 _PENALTIES = (-1.0, 0.6, 2.0)
 _EARLY_STOPPING = (False, True, "never")
@@ -39,13 +40,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
   "v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
 # Arguments of T5Config; then questions in a batch, passages of each, their
-# length, and that of a text.
-SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int]]] = {
+# length, and that of a text; and a factor of the logits.
+SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int], float]] = {
   "tiny": (
     {
       "vocab_size": 37,
       "d_model": 20,
-      "d_kv": 6,
+      "d_kv": _HEAD_SIZE,
       "d_ff": 28,
       "num_layers": 2,
       "num_decoder_layers": 3,
@@ -54,10 +55,13 @@ SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int]]] = {
       "relative_attention_max_distance": 19,
     },
     (5, 3, 23, 7),
+    4.0,
   ),
-  "base": (
-    {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12},
+  # T5Config's own sizes are those of T5's small.
+  "small": (
+    {},
     (3, 4, 150, 12),
+    1.0,
   ),
 }
 
@@ -138,14 +142,17 @@ def _make_end_probable(
 
 def make(output_dir: Path, variant: str, size: str) -> None:
   """Makes one model."""
-  sizes, (batch, passages, length, target_length) = SIZES[size]
+  sizes, (batch, passages, length, target_length), factor = SIZES[size]
   torch.manual_seed(1)
   rng = np.random.default_rng(0)
   config = T5Config(**sizes, **VARIANTS[variant], decoder_start_token_id=PAD_ID)
   model = randomize(T5ForConditionalGeneration(config))
   with torch.no_grad():
-    # What was written before matters more than the last token.
-    model.decoder.final_layer_norm.weight *= 4.0
+    model.decoder.final_layer_norm.weight *= factor
+    # The scores of larger heads are not larger.
+    for name, weight in model.named_parameters():
+      if name.endswith("Attention.q.weight"):
+        weight *= (_HEAD_SIZE / config.d_kv) ** 0.5
     if config.tie_word_embeddings:
       model.decoder.final_layer_norm.weight *= config.d_model**0.5
   shape = batch, passages, length
@@ -225,7 +232,7 @@ def main() -> None:
   """Makes all models."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output_dir", type=Path, required=True)
-  make_all(parser.parse_args().output_dir, size="base")
+  make_all(parser.parse_args().output_dir, size="small")
 
 
 if __name__ == "__main__":

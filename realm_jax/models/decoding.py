@@ -104,6 +104,8 @@ def generate(
   memories = [
     layer.apply({"params": one}, memory, method="read") for one in layers
   ]
+  if num_beams == 1:  # See `matmul`.
+    memories = jax.tree.map(lambda x: x.astype(config.dtype), memories)
   # Keys are numbered by place, then by beam.
   bias = position_bias(
     config, decoder["position_embeddings"], max_tokens, bidirectional=False

@@ -66,7 +66,10 @@ def _product(
 ) -> Float[Array, "..."]:
   batch = tuple(range(left.ndim - 2))
   dimensions = (((left_axis,), (right_axis,)), (batch, batch))
-  if not multiplies_bfloat16():
+  # Where one row is multiplied, float32 is read once and faster: 1 ms for 19.
+  is_vector = left.shape[-2] == 1 and right.dtype == jnp.float32
+  if is_vector or not multiplies_bfloat16():
+    left = left.astype(right.dtype)
     return lax.dot_general(
       left, right, dimensions, preferred_element_type=dtype
     )

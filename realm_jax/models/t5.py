@@ -23,6 +23,7 @@ from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.attention import ByHeads
 from realm_jax.models.bert import HIDDEN, RematPolicy, as_dtype, remat
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import (
   PAD_ID,
   Sequences,
@@ -309,18 +310,16 @@ class T5Layer(nn.Module):
     size, inner = config.hidden_size, config.intermediate_size
     self.attention_norm = rms_norm(config)
     self.attention = T5Attention(config)
-    self.attention_dropout = Dropout(config.dropout_rate)
     if self.is_decoder:
       self.cross_attention_norm = rms_norm(config)
       self.cross_attention = T5Attention(config)
-      self.cross_attention_dropout = Dropout(config.dropout_rate)
     self.mlp_norm = rms_norm(config)
     self.up = _dense(config, inner, ("embed", "mlp"), size**-0.5)
     if config.gated:
       self.gate = _dense(config, inner, ("embed", "mlp"), size**-0.5)
-    self.inner_dropout = Dropout(config.dropout_rate)
     self.down = _dense(config, size, ("mlp", "embed"), inner**-0.5)
-    self.mlp_dropout = Dropout(config.dropout_rate)
+    # Each call has masks of its own.
+    self.dropout = Dropout(config.dropout_rate)
 
   def read(self, memory: Memory) -> KeysAndValues:
     """Returns the keys and values of encoded tokens."""
@@ -357,25 +356,23 @@ class T5Layer(nn.Module):
       own = key, value
 
     def added(
-      hidden: Float[Array, "m d"], change: Float[Array, "m d"], drop: Dropout
+      hidden: Float[Array, "m d"], change: Float[Array, "m d"]
     ) -> Float[Array, "m d"]:
-      hidden = hidden + drop(change, tokens)
+      hidden = hidden + self.dropout(change, tokens)
       hidden = nn.with_logical_constraint(hidden, HIDDEN)
       return checkpoint_name(hidden, attention.KEPT)
 
-    hidden = added(hidden, self.attention(x, own, view), self.attention_dropout)
+    hidden = added(hidden, self.attention(x, own, view))
     if memory is not None and memory_view is not None:
       x = self.cross_attention_norm(hidden)
-      change = self.cross_attention(x, memory, memory_view)
-      hidden = added(hidden, change, self.cross_attention_dropout)
+      hidden = added(hidden, self.cross_attention(x, memory, memory_view))
     x = self.mlp_norm(hidden)
     activation = _ACTIVATIONS[self.config.activation]
     if self.config.gated:
       inner = activation(self._inner(self.gate, x)) * self._inner(self.up, x)
     else:
       inner = activation(self._inner(self.up, x))
-    change = self.down(self.inner_dropout(inner, tokens))
-    return added(hidden, change, self.mlp_dropout), own
+    return added(hidden, self.down(self.dropout(inner, tokens))), own
 
   def _inner(self, layer: nn.Dense, x: Float[Array, "m d"]) -> jax.Array:
     # The largest arrays that are kept, so they are in the type of operands.
@@ -408,10 +405,9 @@ class T5Stack(nn.Module):
       _normal(config.hidden_size**-0.5, ("position", "heads")),
       (config.num_buckets, config.num_heads),
     )
-    self.input_dropout = Dropout(config.dropout_rate)
     self.layers = T5Layer(config, self.is_decoder)
     self.norm = rms_norm(config)
-    self.output_dropout = Dropout(config.dropout_rate)
+    self.dropout = Dropout(config.dropout_rate)
 
   def __call__(
     self,
@@ -430,7 +426,7 @@ class T5Stack(nn.Module):
     )
     view, tokens = view._replace(bias=bias), view.tokens.reshape(-1)
     hidden = hidden.reshape(-1, config.hidden_size).astype(config.dtype)
-    hidden = self.input_dropout(hidden, tokens)
+    hidden = self.dropout(hidden, tokens)
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
     apply = remat(_apply, config.remat_policy, in_scan=True)
     length = config.decoder_layers if self.is_decoder else config.num_layers
@@ -444,7 +440,7 @@ class T5Stack(nn.Module):
       check_constancy_invariants=False,
     )
     hidden = self.norm(scan(self.layers, hidden)[0])
-    return self.output_dropout(hidden, tokens).reshape(shape)
+    return self.dropout(hidden, tokens).reshape(shape)
 
 
 class T5(nn.Module):
@@ -539,7 +535,7 @@ class T5(nn.Module):
     """Returns the logits of each token of a text about the sequences."""
     return self.decode(self.encode_memory(sequences, fused=fused), token_ids)
 
-  def init_parameters(self, key: jax.Array) -> dict:
+  def init_parameters(self, key: jax.Array) -> Params:
     """Initializes the parameters, in Flax's boxes."""
     token = jnp.ones((1, 1), jnp.int32)
     return self.init(key, padded(token), token)["params"]
@@ -556,7 +552,7 @@ def log_likelihood(
 
 def cross_attention(
   model: T5,
-  params: dict,
+  params: Params,
   memory: Memory,
   token_ids: Int[AnyArray, "n t"],
   *,

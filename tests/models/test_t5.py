@@ -3,9 +3,11 @@
 That it computes what transformers computes is shown in `tests/weights`.
 """
 
+import dataclasses
 import functools
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -58,6 +60,31 @@ def test_dropout_does_not_depend_on_the_layout():
   without = likelihood(bins, drops=False)
   assert np.abs(ours - without).max() > 0.01
   assert (np.asarray(without)[np.asarray(targets) == 0] == 0).all()
+
+
+def test_gradients_in_bfloat16_and_computed_again_are_near():
+  inputs = padded(jnp.asarray(_random_tokens(4, 9)))
+  targets = _random_tokens(4, 5)
+
+  def gradient(config):
+    model = T5(config)
+
+    def loss(params):
+      logits = model.apply({"params": params}, inputs, jnp.asarray(targets))
+      return -log_likelihood(logits, jnp.asarray(targets)).sum()
+
+    params = meta.unbox(jax.jit(model.init_parameters)(jax.random.key(0)))
+    found = jax.jit(jax.grad(loss))(params)
+    return jax.flatten_util.ravel_pytree(found)[0]
+
+  one = gradient(CONFIG)
+  for changes in (
+    {"remat_policy": "nothing_saveable"},
+    {"dtype": "bfloat16", "remat_policy": "dots_saveable"},
+  ):
+    other = gradient(dataclasses.replace(CONFIG, **changes))
+    norms = jnp.linalg.norm(one) * jnp.linalg.norm(other)
+    assert jnp.vdot(one, other) / norms > 0.99, changes
 
 
 def test_embeddings_are_padded_for_a_vocabulary():
