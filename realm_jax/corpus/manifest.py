@@ -22,7 +22,7 @@ A manifest has
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
     views                of each view by name: path, bytes and sha256 of its
-                         model
+                         model, and the size of its vocabulary
     shards               of each: name; the three counts; span_kinds, the names
                          of its kinds of salient spans by their numbers; files,
                          the bytes and sha256 of each by its name; and, if an

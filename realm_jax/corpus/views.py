@@ -203,6 +203,7 @@ def write_models(directory: Path, views: Vocabularies) -> dict[str, Any]:
     (directory / path).write_bytes(vocabulary.model)
     records[name] = {
       "path": path,
+      "size": vocabulary.size,
       **FileRecord.of(directory / path, path).entry,
     }
   return records

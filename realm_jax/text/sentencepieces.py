@@ -23,6 +23,7 @@ from realm_jax.text.vocabulary import (
 )
 from realm_jax.text.wordpieces import VocabularyError
 
+MODEL_FILE = "spiece.model"
 # Characters in a part of a text that pieces are learned from.
 _PART = 4_000
 _NUM_SENTINELS = 100
@@ -98,7 +99,7 @@ def read_sentencepieces(path: epath.PathLike) -> SentencePieceVocabulary:
   Raises `VocabularyError` if there is none, or it cannot be used.
   """
   file = epath.Path(path)
-  file = file / "spiece.model" if file.is_dir() else file
+  file = file / MODEL_FILE if file.is_dir() else file
   try:
     return SentencePieceVocabulary(read_bytes(file))
   except FileNotFoundError as error:
