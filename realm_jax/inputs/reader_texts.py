@@ -1,5 +1,6 @@
 """What a reader that writes reads and writes, as token ids made on the host."""
 
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -74,7 +75,9 @@ def written_text(
   reader: TextReader, view: View, token_ids: Sequence[int]
 ) -> str:
   """Returns the answer in what the reader has written."""
-  text = view.vocabulary.decode(token_ids).strip()
+  end = view.vocabulary.eos_id
+  ids = itertools.takewhile(lambda token: token != end, token_ids)
+  text = view.vocabulary.decode(ids).strip()
   before, _, after = reader.target.partition("{answer}")
   text = text.removeprefix(before.strip()).strip()
   return text.removesuffix(after.strip()).strip()
