@@ -193,13 +193,15 @@ def _backward(
   d_scores = d_scores.astype(softmax.dtype)
   d_query = scale * matmul.matmul(d_scores, key)
   d_key = scale * matmul.matmul_tn(d_scores, query)
-  gradients = (x.astype(query.dtype) for x in (d_query, d_key, d_value))
+  d_query, d_key, d_value = (
+    x.astype(query.dtype) for x in (d_query, d_key, d_value)
+  )
   # Neither the mask nor integers have gradients, for which this takes None.
   none: Any = None
   d_bias = inputs.bias
   if d_bias is not None:
     d_bias = d_scores.sum(axis=0, keepdims=True, dtype=d_bias.dtype)
-  return (ByHeads(*gradients, none, none, none, d_bias),)
+  return (ByHeads(d_query, d_key, d_value, none, none, none, d_bias),)
 
 
 attend_by_heads.defvjp(_forward, _backward)
