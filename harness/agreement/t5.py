@@ -29,7 +29,8 @@ from realm_jax.models.packing import (
 from realm_jax.models.sequences import Sequences, padded
 from realm_jax.models.t5 import T5, cross_attention, log_likelihood
 from realm_jax.weights.mapped_weights import flattened
-from realm_jax.weights.t5 import named_as_ours, read_t5
+from realm_jax.weights.name_maps import places
+from realm_jax.weights.t5 import read_t5, table_of
 
 VARIANTS = ("v1_0", "v1_1")
 _EARLY_STOPPING = {"False": False, "True": True, "never": "never"}
@@ -76,14 +77,12 @@ def compare_variant(folder: Path, variant: str) -> Iterator[Row]:
     encoded[is_token],
     expected["encoded"].reshape(encoded.shape)[is_token],
   )
-  their_gradient = named_as_ours(
-    config,
-    {
-      name.removeprefix("gradient/"): array
-      for name, array in expected.items()
-      if name.startswith("gradient/")
-    },
-  )
+  their_gradient = {
+    place.path: array.T if place.is_transposed else array
+    for place in places(table_of(config), "torch")
+    for name in place.names
+    if (array := expected.get(f"gradient/{name}")) is not None
+  }
   for layout, sequences in (
     ("padded", padded(jnp.asarray(inputs))),
     ("packed", packed(inputs)),

@@ -43,6 +43,9 @@ _KEYS = {
   "start_id": ("decoder_start_token_id", int),
   "end_id": ("eos_token_id", int),
 }
+# Fusion-in-Decoder was trained with it, in transformers 3. All keys from a
+# query's own place on share a value, so that it moves the attention of the t-th
+# token to the first t tokens of the first passage alone.
 _UNUSED = {
   r"decoder\..*EncDecAttention\.relative_attention_bias\.weight": (
     "a bias of old releases, which T5 does not have"
@@ -76,7 +79,7 @@ def read_t5(directory: Path) -> T5Weights:
   )
   parameters, lines = name_maps.read(
     tensors,
-    _table(config),
+    table_of(config),
     {path: tuple(leaf.shape) for path, leaf in shapes.items()},
     system="torch",
     allowed=_UNUSED,
@@ -87,7 +90,7 @@ def read_t5(directory: Path) -> T5Weights:
 def export_t5(config: T5Config, params: Params, directory: Path) -> None:
   """Writes config.json and model.safetensors as Hugging Face has them."""
   flat = {path: np.asarray(x) for path, x in flattened(params).items()}
-  tensors = dict(name_maps.write(flat, _table(config)).values())
+  tensors = dict(name_maps.write(flat, table_of(config)).values())
   safetensors.numpy.save_file(
     tensors, directory / WEIGHTS, metadata={"format": "pt"}
   )
@@ -121,17 +124,8 @@ def export_t5(config: T5Config, params: Params, directory: Path) -> None:
   )
 
 
-def named_as_ours(config: T5Config, tensors: Tensors) -> dict[str, np.ndarray]:
-  """Returns tensors of Hugging Face, such as gradients, by our paths."""
-  return {
-    place.path: tensors[name].T if place.is_transposed else tensors[name]
-    for place in name_maps.places(_table(config), "torch")
-    for name in place.names
-    if name in tensors
-  }
-
-
-def _table(config: T5Config) -> list[Module]:
+def table_of(config: T5Config) -> list[Module]:
+  """Returns the modules of a T5 and their names there."""
   return name_maps.t5(
     config.num_layers,
     config.decoder_layers,
