@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -89,7 +90,8 @@ def generate(
   if num_beams == 1:
     early_stopping = True
   layer = T5Layer(config, is_decoder=True)
-  decoder, embeddings = params["decoder"], params["word_embeddings"]
+  decoder, axes = params["decoder"], ("vocab", "activation_embed")
+  embeddings = nn.with_logical_constraint(params["word_embeddings"], axes)
   # Operands of products are prepared once, and not for each token.
   kernel = embeddings.T if config.tied_head else params["head"]["kernel"]
   kernel = matmul.as_operand(kernel)

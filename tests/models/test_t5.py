@@ -15,8 +15,18 @@ from flax.core import meta
 
 from harness.agreement.t5 import packed
 from realm_jax.errors import RealmError
+from realm_jax.models.decoding import generate
+from realm_jax.models.packing import (
+  TokenSequences,
+  lay_out,
+  lengths_of,
+  plan_bins,
+)
+from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.sequences import padded
 from realm_jax.models.t5 import T5, T5Config, log_likelihood
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
 
 CONFIG = T5Config(
   vocab_size=128,
@@ -60,6 +70,55 @@ def test_dropout_does_not_depend_on_the_layout():
   without = likelihood(bins, drops=False)
   assert np.abs(ours - without).max() > 0.01
   assert (np.asarray(without)[np.asarray(targets) == 0] == 0).all()
+
+
+def test_devices_that_share_batch_and_matrices_compute_the_same():
+  config = dataclasses.replace(CONFIG, hidden_size=16, head_size=6)
+  model = T5(config)
+  boxed = model.init_parameters(jax.random.key(0))
+  inputs, targets = _random_tokens(16, 9), _random_tokens(8, 5)
+  ids = np.arange(16, dtype=np.uint32)
+
+  def loss(params, sequences, targets):
+    logits = model.apply(
+      *({"params": params}, sequences, targets),
+      fused=2,
+      rngs={"dropout": jax.random.key(1)},
+    )
+    return -log_likelihood(logits, targets).sum()
+
+  def write(params, sequences):
+    memory = model.apply(
+      {"params": params}, sequences, fused=2, method="encode_memory"
+    )
+    return generate(model, params, memory, max_tokens=6, num_beams=3)
+
+  def computed(groups, mesh):
+    # Each group's sequences lie in bins of its own.
+    tokens = TokenSequences(jnp.asarray(inputs), ids)
+    lengths = lengths_of(tokens, groups=groups)
+    bins = 16 // groups
+    plan = plan_bins(lengths, bin_length=9, num_bins=bins)
+    rules = sharding.LOGICAL_AXIS_RULES
+    params = jax.device_put(
+      meta.unbox(boxed), parameter_shardings(boxed, mesh, rules)
+    )
+    batch = lay_out(plan, tokens, num_bins=bins), jnp.asarray(targets)
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    on_mesh = functools.partial(sharding.jit_on_mesh, mesh=mesh)
+    gradient = on_mesh(jax.grad(loss))(params, *batch)
+    return jax.device_get((gradient, on_mesh(write)(params, batch[0])))
+
+  with jax.default_matmul_precision("highest"):
+    alone, texts = computed(1, make_mesh(devices=jax.devices()[:1]))
+    mesh = make_mesh(fsdp=2, model_parallelism=2, devices=jax.devices()[:8])
+    shared, same = computed(4, mesh)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4),
+    *(alone, shared),
+  )
+  np.testing.assert_array_equal(texts.token_ids, same.token_ids)
+  np.testing.assert_allclose(texts.scores, same.scores, rtol=1e-5)
 
 
 def test_gradients_in_bfloat16_and_computed_again_are_near():
