@@ -225,7 +225,7 @@ class TrainedRun:
         separator_id=corpus.vocabulary.sep_id,
         views=corpus.view_sizes,
       )
-      if view := getattr(components.get("reader"), "view", None):
+      if view := components.reader_view:
         digest = corpus.view(view).digest
         store.require_vocabulary(step, digest, name=READER_VOCABULARY)
       mesh = make_mesh(devices=jax.local_devices())

@@ -291,6 +291,11 @@ class Components(Mapping[str, Any]):
       )
     return reader
 
+  @property
+  def reader_view(self) -> str | None:
+    """View of the corpus that the reader reads, if it reads one."""
+    return getattr(self._modules.get("reader"), "view", None)
+
   def only(self, names: Collection[str]) -> "Components":
     """Returns those of these names that there are."""
     return Components({n: module for n, module in self.items() if n in names})

@@ -191,7 +191,7 @@ class RunSetup(StepSetup):
     """What a run shares with the checkpoint that it continues from."""
     config = self.config
     views: RunIdentity = {}
-    if view := getattr(self.components.get("reader"), "view", None):
+    if view := self.components.reader_view:
       views[READER_VOCABULARY] = self.corpus.view(view).digest
     return RunIdentity(
       **views,
