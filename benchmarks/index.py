@@ -43,9 +43,6 @@ from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
 
-# Also in the processes that measure, which import this file.
-CONFIGS.update(peer_indexes.KINDS)
-
 _K = 8
 _REPEATS = 5
 _RECALLS = (0.95, 0.99)
@@ -133,6 +130,7 @@ def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
   tuning, _ = index_vectors.queries(folder)
   blocks = dataclasses.replace(_blocks(folder), queries=tuning)
   start = time.perf_counter()
+  CONFIGS.update(peer_indexes.KINDS)
   index = config_from(kind, parameters).build(blocks, saved)
   seconds = time.perf_counter() - start
   return {
@@ -153,6 +151,7 @@ def search(
   """
   blocks, (_, queries) = _blocks(folder), index_vectors.queries(folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
+  CONFIGS.update(peer_indexes.KINDS)
   config = config_from(kind, parameters)
   start = time.perf_counter()
   if config.needs_own_process:

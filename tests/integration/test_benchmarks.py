@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from benchmarks import embedding, index, train_step
+from benchmarks import embedding, index, peer_indexes, train_step
 from harness import peer_processes
+from realm_jax.indexes import protocol
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -38,6 +39,9 @@ def test_index(tmp_path, monkeypatch, capsys):
   pytest.importorskip("faiss", reason="it is an extra")
   monkeypatch.setattr(index, "in_new_process", lambda f, *given: f(*given))
   monkeypatch.setitem(sys.modules, "rabitqlib", None)
+  # The peers are kinds of the processes that measure, and of no others.
+  for kind, place in peer_indexes.KINDS.items():
+    monkeypatch.setitem(protocol.CONFIGS, kind, place)
   path = tmp_path / "rows.json"
   given = f"--directory={tmp_path} --num_blocks=2000 --json={path} --system"
   index.main([*given.split(), "exact", "hnsw", "symphonyqg"])
