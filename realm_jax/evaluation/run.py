@@ -277,11 +277,13 @@ class TrainedRun:
 
     A checkpoint has the parameters of both heads of its reader. Open QA trains
     the span head alone, and pre-training the masked-LM head, while the encoder
-    below both changes. An import may have both. A retriever alone has none.
+    below both changes. An import may have both, and a reader that writes fills
+    in no masks. A retriever alone has none.
     """
     if "reader" not in self.components:
       return set()
-    if self.config.index_scores:
+    scores_tokens = hasattr(self.components.reader, "token_logits")
+    if self.config.index_scores or not scores_tokens:
       return {QUESTION}
     return {SENTENCE, QUESTION} if self.asked is None else {self.asked}
 

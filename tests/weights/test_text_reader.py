@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+import realm_jax
 from realm_jax.models.t5 import T5, T5Config
 from realm_jax.weights.t5 import export_t5
 from tests.json_lines import write_lines
@@ -70,6 +71,12 @@ def test_the_commands_of_the_readme_answer(flan, tmp_path, command_server):
   settings = "--gin.NUM_READ=2", "--gin.BLOCK_LENGTH=32"
   printed = run("ask", *of_run, *settings, "where is the river ?")
   assert printed.startswith("1. ") and "[block " in printed
+  run_of_import = realm_jax.load(
+    tmp_path / "run",
+    corpus_dir=tmp_path / "corpus",
+    bindings=["NUM_READ = 2", "BLOCK_LENGTH = 32"],
+  )
+  assert run_of_import.kinds == {"question"}
   # The same weights go back.
   run("export_weights", "--to=hf_t5", "--model_dir=run", "--output_dir=out")
   for name, own in models.tensors(flan).items():
