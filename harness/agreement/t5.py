@@ -131,6 +131,7 @@ def _compare_texts(
   what: str, model: T5, params: Any, memory: Any, expected: Any
 ) -> Iterator[Row]:
   """Compares what greedy and beam search write."""
+  searches: dict[str, Any] = {}
   for key, theirs in expected.items():
     kind, _, name = key.partition("/")
     if kind != "texts":
@@ -141,13 +142,15 @@ def _compare_texts(
       choices = {
         "num_beams": 4,
         "num_texts": theirs.shape[1],
-        "length_penalty": float(penalty),
         "early_stopping": _EARLY_STOPPING[early],
       }
-    search = functools.partial(
-      generate, model, max_tokens=theirs.shape[-1], **choices
-    )
-    texts = jax.jit(search)(params, memory)
+    if early not in searches:
+      length = theirs.shape[-1]
+      searches[early] = jax.jit(
+        functools.partial(generate, model, max_tokens=length, **choices)
+      )
+    settings = {"length_penalty": float(penalty)} if penalty else {}
+    texts = searches[early](params, memory, **settings)
     yield unequal(f"{what}, search {name}: texts", texts.token_ids, theirs)
     if penalty:
       scores = expected[f"scores/{name}"]

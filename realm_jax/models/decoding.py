@@ -70,7 +70,7 @@ def generate(
   max_tokens: int,
   num_beams: int = 1,
   num_texts: int = 1,
-  length_penalty: float = 1.0,
+  length_penalty: float | Float[Array, ""] = 1.0,
   early_stopping: EarlyStopping = False,
 ) -> Texts:
   """Returns the best texts of a beam search; with one beam it is greedy.
@@ -182,8 +182,10 @@ def generate(
       jnp.where(keep[:, None], state.ended.scores, ended.scores),
     )
     worst = ended.scores[:, -1]
-    longest = early_stopping == "never" and length_penalty > 0
-    attainable = found[:, 0] / penalty(max_tokens if longest else length)
+    longest: Any = length
+    if early_stopping == "never":
+      longest = jnp.where(jnp.asarray(length_penalty) > 0, max_tokens, length)
+    attainable = found[:, 0] / penalty(longest)
     if early_stopping is True:
       attainable = jnp.full_like(worst, -jnp.inf)
     is_done = keep | (jnp.isfinite(worst) & (worst >= attainable))
