@@ -83,24 +83,12 @@ class View:
 
     path = self.corpus.local(self.corpus.views[self.name]["path"])
     found = read_sentencepieces(path)
-    self.require_vocabulary(found.digest, of=path)
-    return found
-
-  def require_vocabulary(self, digest: str, *, of: Any = "the reader") -> None:
-    """Raises `CorpusError` if a reader has another vocabulary."""
-    if digest != self.digest:
+    if found.digest != self.digest:
       raise CorpusError(
-        f"the view {self.name or 'of wordpieces'} of {self.corpus.source} has "
-        f"the vocabulary {self.digest[:12]} (SHA-256), and {of} {digest[:12]}; "
-        "add a view of another name with that one (build_corpus --view)"
+        f"{path} is not the model that the view {self.name!r} was made with; "
+        "put that back, or add a view of another name (build_corpus --view)"
       )
-
-  @functools.cached_property
-  def lengths(self) -> Int[np.ndarray, " N"]:
-    """Tokens of the title and body of each block of the corpus, int32."""
-    name = f"{self._prefix}token_ids_offsets"
-    found = [np.diff(s.array(name))[s.kept] for s in self.corpus.shards]
-    return np.concatenate(found).astype(np.int32)
+    return found
 
   def gather(self, rows: Int[np.ndarray, "*s"], length: int) -> ViewedBlocks:
     """Returns the titles and bodies of many blocks, int32.

@@ -7,12 +7,15 @@ reader that reads one by one, p(y|x) is that sum.
 """
 
 import dataclasses
+import math
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32
-from scipy.special import logsumexp, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.evaluation.result import Answer, Hit, Result
@@ -43,39 +46,36 @@ def answer_by_writing(
   edits = {row: block.text for row, block in run.edits.items()}
   read = reader_texts.input_ids(reader, view, questions, rows, edits)
   params = run.params["reader"]
-  tokens, fused, single = run.compute(_write, reader, params, read=read)
+  written = run.compute(_write, reader, params, read=read)
+  asked: Any = None
   if given is not None:
     target = reader_texts.target_ids(reader, view, [given] * len(questions))
-    own = run.compute(_score, reader, params, read=read, target=target)
-    tokens, fused, single = (
-      np.concatenate(pair, axis=1)
-      for pair in zip(
-        (target[:, None], *own), (tokens, fused, single), strict=True
-      )
-    )
-  return [
-    _result(
-      run,
-      question,
-      own,
-      [
-        reader_texts.written_text(reader, view, text) for text in texts.tolist()
-      ],
-      None if reader.fusion == "marginal" else log_p,
-      log_by_block,
-      given,
-    )
-    for question, own, texts, log_p, log_by_block in zip(
-      questions, hits, tokens, fused, single, strict=True
-    )
-  ]
+    asked = run.compute(_score, reader, params, read=read, target=target)
+  results = []
+  for number, (question, own) in enumerate(zip(questions, hits, strict=True)):
+    tokens, *figures = jax.tree.map(operator.itemgetter(number), written)
+    texts = [
+      reader_texts.written_text(reader, view, ids) for ids in tokens.tolist()
+    ]
+    answers = _answers(run, own, texts, *figures)
+    if given is not None:
+      of_given = jax.tree.map(operator.itemgetter(number), asked)
+      (chosen,) = _answers(run, own, [given], *of_given)
+    else:
+      chosen = answers[0]
+    results.append(_result(run, question, own, answers, chosen, given))
+  return results
 
 
 def _write(
   reader: GenerativeReader, params: Params, read: Int[Array, "b k l"]
-) -> tuple[Int[Array, "b m t"], Float[Array, "b m"], Float[Array, "b m k"]]:
+) -> tuple[
+  Int[Array, "b m t"], Float[Array, "b m"] | None, Float[Array, "b m k"]
+]:
   """Returns texts, log p given all blocks, and log p given each alone."""
   found, single = reader.write(params, read)
+  if reader.fusion == "marginal":
+    return found.token_ids, None, single
   length = (found.token_ids != PAD_ID).sum(axis=-1)
   return found.token_ids, found.scores * length**reader.length_penalty, single
 
@@ -85,59 +85,65 @@ def _score(
   params: Params,
   read: Int[Array, "b k l"],
   target: Int[Array, "b t"],
-) -> tuple[Float[Array, "b 1"], Float[Array, "b 1 k"]]:
+) -> tuple[Float[Array, "b 1"] | None, Float[Array, "b 1 k"]]:
   """Returns the same of one text that is given."""
   return reader.score(params, read, target[:, None])
+
+
+class _Written(NamedTuple):
+  """An answer, and log p(y|z, x) of each block."""
+
+  answer: Answer
+  single: Float[np.ndarray, " k"]
+
+
+def _log_prior(hits: Sequence[Hit]) -> Float[np.ndarray, " k"]:
+  """Returns log p(z|x) over the blocks that were read."""
+  return log_softmax([hit.score for hit in hits])
+
+
+def _answers(
+  run: "TrainedRun",
+  hits: Sequence[Hit],
+  texts: Sequence[str],
+  fused: Float32[np.ndarray, " m"] | None,
+  single: Float32[np.ndarray, "m k"],
+) -> list[_Written]:
+  """Returns the answers that differ once normalized, the best first."""
+  joint = _log_prior(hits) + single
+  log_p = logsumexp(joint, axis=1) if fused is None else fused
+  answers: dict[str, _Written] = {}
+  for number in np.argsort(-log_p, kind="stable").tolist():
+    key = normalize_answer(texts[number], run.newest_corpus.language)
+    score = float(log_p[number])
+    shares = softmax(joint[number]).tolist()
+    answer = Answer(texts[number], math.exp(score), score, shares)
+    answers.setdefault(key, _Written(answer, single[number]))
+  return [*answers.values()]
 
 
 def _result(
   run: "TrainedRun",
   question: str,
   hits: Sequence[Hit],
-  texts: Sequence[str],
-  fused: Float32[np.ndarray, " m"] | None,
-  single: Float32[np.ndarray, "m k"],
+  answers: Sequence[_Written],
+  chosen: _Written,
   given: str | None,
 ) -> Result:
-  """Returns the texts as answers, and their parts in the blocks."""
-  language = run.newest_corpus.language
-  log_prior = np.log(softmax(np.array([hit.score for hit in hits])))
-  joint = log_prior + single.astype(np.float64)
-  log_p = logsumexp(joint, axis=1) if fused is None else fused
-  answers: dict[str, Answer] = {}
-  likelihoods: dict[str, np.ndarray] = {}
-  for number, text in enumerate(texts):
-    key = normalize_answer(text, language)
-    if key in answers and answers[key].probability >= np.exp(log_p[number]):
-      continue
-    answers[key] = Answer(
-      text,
-      float(np.exp(log_p[number])),
-      float(log_p[number]),
-      softmax(joint[number]).tolist(),
-    )
-    likelihoods[key] = np.exp(single[number])
-  ranked = sorted(answers.values(), key=lambda one: -one.probability)
-  chosen = ranked[0] if ranked else Answer("", 0.0)
-  if given is not None:
-    chosen = answers[normalize_answer(texts[0], language)]
-  own = likelihoods.get(normalize_answer(chosen.text, language))
-  read = [
-    dataclasses.replace(
-      hit,
-      weight=float(np.exp(log_prior[k])),
-      likelihood=None if own is None else float(own[k]),
-      share=chosen.shares[k] if chosen.shares else None,
-    )
-    for k, hit in enumerate(hits)
-  ]
+  """Returns the answers, and the part of each block in the chosen one."""
+  weights = np.exp(_log_prior(hits)).tolist()
+  likelihoods = np.exp(chosen.single.astype(np.float64)).tolist()
+  figures = zip(hits, weights, likelihoods, chosen.answer.shares, strict=True)
   return Result(
     text=question,
     kind=_KIND,
-    answer=chosen.text if given is None else given,
-    probability=chosen.probability,
-    answers=ranked,
-    hits=read,
+    answer=chosen.answer.text,
+    probability=chosen.answer.probability,
+    answers=[one.answer for one in answers],
+    hits=[
+      dataclasses.replace(hit, weight=p, likelihood=likelihood, share=share)
+      for hit, p, likelihood, share in figures
+    ],
     source=run.source,
     answer_is_given=given is not None,
   )

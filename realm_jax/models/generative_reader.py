@@ -133,9 +133,9 @@ class GenerativeReader(nn.Module):
   def cross_attention(
     self, params: Params, inputs: TextInputs
   ) -> CrossAttention:
-    """Returns how much the decoder attends to each candidate, [b k].
+    """Returns how much a fused decoder attends to each candidate, [b k].
 
-    It has no dropout. A reader that reads one by one attends to each alone.
+    It has no dropout.
     """
     assert isinstance(inputs.tokens, Sequences)
     model, variables = T5(self.t5), {"params": params["model"]}
@@ -180,16 +180,16 @@ class GenerativeReader(nn.Module):
     params: Params,
     token_ids: Int[AnyArray, "b k l"],
     targets: Int[AnyArray, "b m t"],
-  ) -> tuple[Float[Array, "b m"], Float[Array, "b m k"]]:
+  ) -> tuple[Float[Array, "b m"] | None, Float[Array, "b m k"]]:
     """Returns log p(y|x, all candidates), and log p(y|z, x), of given texts.
 
-    The first is that of the single candidates' mean without fusion.
+    Without fusion, the first is None.
     """
     num_candidates = token_ids.shape[1]
     memory = self._memory(params, token_ids)
     single = self._scored(params, memory, targets)
     if self.fusion == "marginal":
-      return jax.nn.logsumexp(single, axis=-1) - jnp.log(num_candidates), single
+      return None, single
     fused = self._scored(params, _fused(memory, num_candidates), targets)
     return fused[..., 0], single
 

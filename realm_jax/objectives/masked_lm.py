@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
 from realm_jax.objectives.distillation import (
   leave_one_out,
@@ -51,6 +52,38 @@ OBJECTIVES: dict[str, Objective] = {
   "fid_kd": Objective(perplexity, "first_score"),
   "attention_norm": Objective(perplexity, "weighted_norm"),
 }
+
+
+def require_objective(
+  name: str,
+  *,
+  num_candidates: int,
+  temperature: float | None,
+  setting: str = "NUM_CANDIDATES",
+) -> Objective:
+  """Returns the objective of a stage, whose `setting` sets `num_candidates`.
+
+  Raises:
+    RealmError: There is none of this name, or it does not fit what else is set.
+  """
+  if name not in OBJECTIVES:
+    raise RealmError(
+      f"OBJECTIVE={name!r}; want one of {', '.join(OBJECTIVES)}; name the "
+      "module that adds another by --modules"
+    )
+  objective = OBJECTIVES[name]
+  if temperature is not None and not objective.has_target:
+    raise RealmError(
+      f"target_temperature={temperature}: the objective {name!r} has no "
+      "target; leave TARGET_TEMPERATURE out, or choose an OBJECTIVE that has "
+      f"one: {[name for name, one in OBJECTIVES.items() if one.has_target]}"
+    )
+  if name == "leave_one_out" and num_candidates < 2:
+    raise RealmError(
+      "the objective 'leave_one_out' compares candidates; raise "
+      f"{setting}={num_candidates} to 2 or more"
+    )
+  return objective
 
 
 def masked_lm_loss(

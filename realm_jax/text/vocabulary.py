@@ -65,21 +65,14 @@ def encode_parts(
 
 
 def encode_texts(
-  vocabulary: Vocabulary,
-  texts: Sequence[str],
-  length: int,
-  *,
-  add_eos: bool = True,
+  vocabulary: Vocabulary, texts: Sequence[str], length: int
 ) -> Int[np.ndarray, "n {length}"]:
-  """Returns the ids of texts, int32, cut or padded to a length.
+  """Returns the ids of texts with their end, int32, cut or padded to a length.
 
-      encode_texts(vocabulary, batch.texts("question"), 32)
-
-  With `add_eos`, the end follows each text, also one that is cut.
+  encode_texts(vocabulary, batch.texts("question"), 32)
   """
   ids = np.full((len(texts), length), vocabulary.pad_id, np.int32)
   for row, text in zip(ids, texts, strict=True):
-    found = vocabulary.encode(text)[: length - add_eos]
-    found += [vocabulary.eos_id] * add_eos
+    found = [*vocabulary.encode(text)[: length - 1], vocabulary.eos_id]
     row[: len(found)] = found
   return ids

@@ -148,17 +148,16 @@ def _export_text_reader(
 ) -> str:
   """Writes a T5 with its vocabulary, which is that of the reader's view."""
   store, step = locate(checkpoint)
-  own = epath.Path(store.directory.parent, MODEL_FILE)
-  if vocab is None and corpus_dir is not None and not own.exists():
-    words: Any = Corpus.open(corpus_dir).view(reader.view).vocabulary
-  else:
-    words = read_sentencepieces(vocab or own)
   with contextlib.closing(store), new_directory(output_dir) as directory:
+    own = epath.Path(store.directory.parent, MODEL_FILE)
+    if vocab is None and corpus_dir is not None and not own.exists():
+      words: Any = Corpus.open(corpus_dir).view(reader.view).vocabulary
+    else:
+      words = read_sentencepieces(vocab or own)
     store.require_vocabulary(step, words.digest, name=READER_VOCABULARY)
     params = store.restore(step, items=("reader",))["reader"]["model"]
-    export_t5(
-      reader.t5.for_vocabulary(words.size), params, Path(os.fspath(directory))
-    )
+    config = reader.t5.for_vocabulary(words.size)
+    export_t5(config, params, Path(os.fspath(directory)))
     (directory / MODEL_FILE).write_bytes(words.model)
   return f"written of checkpoint {step} of {store.directory.parent}"
 

@@ -44,7 +44,7 @@ FORMATS: Mapping[str, tuple[str, str]] = {
   T5: (
     "a reader that writes: a directory with config.json, the weights of a T5 "
     "(1.0, 1.1, LM-adapted, Flan-T5, mT5; whole or in shards) and its "
-    "spiece.model; or Fusion-in-Decoder's or Atlas' files, with "
+    "spiece.model; or Fusion-in-Decoder's, Atlas' or t5x's files, with "
     "--vocab=spiece.model. --retriever takes over a retriever",
     "realm_jax.weights.t5:read_t5",
   ),
@@ -161,6 +161,21 @@ class ImportConfig:
         raise WeightsError(f"--ignore={pattern}: {error}") from error
     names = ("block_records", "block_titles", "index")
     given = [f"--{n}" for n in names if getattr(self, n) is not None]
+    of_t5 = {"format", "input", "revision", "retriever", "vocab"}
+    others = [
+      f"--{field.name}"
+      for field in dataclasses.fields(self)
+      if field.name not in of_t5 and getattr(self, field.name) != field.default
+    ]
+    if self.format == T5 and others:
+      raise WeightsError(
+        f"{', '.join(others)} is not for {T5}, which takes "
+        f"{', '.join(sorted(of_t5 - {'format'}))}; leave it out"
+      )
+    if self.format != T5 and self.retriever is not None:
+      raise WeightsError(
+        f"--retriever is for a reader by itself (--from={T5}); leave it out"
+      )
     if self.corpus_dir is None and given:
       raise WeightsError(
         f"{', '.join(given)} without --corpus_dir, which names the corpus to "

@@ -32,7 +32,6 @@ def require_views(corpus: Corpus, *names: str) -> None:
     view = corpus.view(name)
     encode = view.vocabulary.encode
     texts = [(encode(b.title), encode(b.text)) for b in blocks]
-    assert view.lengths.tolist() == [len(t) + len(b) for t, b in texts]
     for length in (1, 2, 5, 9, 200):
       found = view.gather(rows, length)
       assert found.token_ids.dtype == np.int32
@@ -109,7 +108,7 @@ def test_a_long_title_is_cut_and_the_corpus_itself_is_a_view(build):
   found = view.gather(np.array([1]), 64)
   assert found.token_ids[0, : found.lengths[0]].tolist() == [*block.token_ids]
   assert found.title_lengths.tolist() == [block.title_length]
-  view.require_vocabulary(corpus.vocabulary.digest)
+  assert view.digest == corpus.vocabulary.digest
 
 
 @pytest.mark.slow
@@ -151,10 +150,7 @@ def test_what_makes_no_view_is_said(corpus, vocab_file):
     found.view("mt5")
   with pytest.raises(CorpusError, match=r"no view 't5' \(it has none\)"):
     corpus.view("t5")
-  view = found.view("t5")
-  view.require_vocabulary(read_sentencepieces(MODEL).digest)
-  with pytest.raises(CorpusError, match=r"the view t5 .* and the reader"):
-    view.require_vocabulary(corpus.vocab_sha256)
+  assert found.view("t5").digest == read_sentencepieces(MODEL).digest
 
 
 def test_damage_of_a_view_is_found(corpus):
@@ -164,7 +160,7 @@ def test_damage_of_a_view_is_found(corpus):
   # A score, which is a float after its piece.
   other[other.index(b"\x15") + 1] ^= 1
   model.write_bytes(other)
-  with pytest.raises(CorpusError, match=r"has the vocabulary .*t5.model"):
+  with pytest.raises(CorpusError, match="t5.model is not the model"):
     _ = Corpus.open(corpus.source).view("t5").vocabulary
   (corpus.source / "shard-00000" / "t5.token_ids.npy").unlink()
   with pytest.raises(CorpusError, match=r"t5.token_ids.npy is missing"):

@@ -104,19 +104,27 @@ def answering(runs, commands, tmp_path_factory) -> Path:
   return folder
 
 
-def test_answers_are_texts_with_their_parts_in_the_blocks(
-  answering, commands, tmp_path
-):
-  figures = commands.call(
-    evaluate,
-    "eval",
-    MODEL_DIR=answering,
-    OUTPUT_DIR=tmp_path,
-    QUESTIONS=commands.world.question_file,
-    NUM_READ=3,
-  )
-  assert figures["num_questions"] == 11
-  for line in read_lines(tmp_path / "predictions.jsonl"):
+@pytest.fixture
+def evaluated(commands, tmp_path):
+  """`evaluated(model_dir, …)`: the figures and lines of all questions."""
+
+  def run(model_dir: Path, **bindings):
+    figures = commands.call(
+      *(evaluate, "eval"),
+      MODEL_DIR=model_dir,
+      OUTPUT_DIR=tmp_path,
+      QUESTIONS=commands.world.question_file,
+      **bindings,
+    )
+    assert figures["num_questions"] == 11
+    return figures, read_lines(tmp_path / "predictions.jsonl")
+
+  return run
+
+
+def test_answers_are_texts_with_their_parts_in_the_blocks(answering, evaluated):
+  _, lines = evaluated(answering, NUM_READ=3)
+  for line in lines:
     assert line["answer"] is None
     assert [e["read"] for e in line["evidence"]].count(True) == 3
   run = realm_jax.load(answering)
@@ -126,6 +134,7 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(
   assert sum(hit.share for hit in found.hits) == pytest.approx(1.0)
   given = run.explain("where was Ada born?", answer="Rome")
   assert given.answer == "Rome" and 0 < given.probability < 1
+  assert [a.text for a in given.answers] == [a.text for a in found.answers]
   # What is read is the text as it is edited.
   row = found.hits[0].block.row
   edited = run.edited({row: "Nobody was born in Rome."})
@@ -133,19 +142,20 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(
   assert changed.probability != given.probability
 
 
-def test_without_candidates_the_answer_is_of_the_parameters(
-  answering, commands, tmp_path
+def test_closed_book_neither_training_nor_answers_need_an_index(
+  commands, evaluated, tmp_path
 ):
-  figures = commands.call(
-    evaluate,
-    "eval",
-    MODEL_DIR=answering,
-    OUTPUT_DIR=tmp_path,
-    QUESTIONS=commands.world.question_file,
-    CANDIDATES="none",
-    NUM_READ=3,
+  folder = tmp_path / "closed"
+  commands.train(
+    *("text_to_text", folder),
+    TRAIN_QUESTIONS=commands.world.question_file,
+    NUM_READ=1,
+    NULL_BLOCK=True,
+    NUM_STEPS=2,
   )
+  figures, lines = evaluated(folder, CANDIDATES="none", NUM_READ=1)
   assert figures["num_searched"] == 0 and "snapshot" not in figures
+  assert [len(line["evidence"]) for line in lines] == [1] * 11
 
 
 def test_a_corpus_with_another_vocabulary_is_refused(

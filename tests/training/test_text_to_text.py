@@ -198,9 +198,36 @@ def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
     np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3)
 
 
-def test_choices_that_do_not_fit_are_refused():
-  with pytest.raises(RealmError, match="FUSION = 'marginal'"):
-    loss(stage_of(objective="marginal"), "decoder", parameters("decoder"))
+def test_without_blocks_the_reader_alone_learns():
+  params, stage = parameters("decoder"), TextToText(num_read=1, null_block=True)
+  made, given = components("decoder"), batch()
+  given = given._replace(read=given.read[:, :1])
+
+  def mean(params):
+    inputs = padded_inputs(stage.inputs(made, given))
+    encoders = stage.encoders(made, params, None)
+    return stage.loss(encoders, given, inputs).loss.mean
+
+  value, gradient = jax.jit(jax.value_and_grad(mean))(params)
+  fused, _ = likelihoods("decoder", params, given)
+  assert float(value) == pytest.approx(-fused.sum(1).mean(), rel=1e-5)
+  size = {
+    name: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(own))
+    for name, own in gradient.items()
+  }
+  assert size["retriever"] == 0 < size["reader"]
+
+
+@pytest.mark.parametrize(
+  ("objective", "fusion"), [("marginal", "decoder"), ("fid_kd", "marginal")]
+)
+def test_choices_that_do_not_fit_are_refused(objective, fusion):
+  with pytest.raises(RealmError, match="is not for a reader with FUSION"):
+    loss(stage_of(objective=objective), fusion, parameters(fusion))
+  with pytest.raises(RealmError, match="NUM_READ=1 to 2 or more"):
+    TextToText(num_read=1, objective="leave_one_out")
+  with pytest.raises(RealmError, match="has no target"):
+    TextToText(objective="emdr2", target_temperature=0.1)
   with pytest.raises(RealmError, match="writes texts"):
     stage = stage_of()
     stage.inputs(tiny.components(), batch())

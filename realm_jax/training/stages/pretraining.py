@@ -15,7 +15,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
-from realm_jax.objectives.masked_lm import OBJECTIVES
+from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
@@ -104,29 +104,16 @@ class Pretraining(Stage):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.objective not in OBJECTIVES:
-      raise RealmError(
-        f"OBJECTIVE={self.objective!r}; want one of {', '.join(OBJECTIVES)}; "
-        "name the module that adds another by --modules"
-      )
-    if OBJECTIVES[self.objective].target not in (None, "likelihood"):
+    objective = require_objective(
+      self.objective,
+      num_candidates=self.num_candidates,
+      temperature=self.target_temperature,
+    )
+    if objective.target not in (None, "likelihood"):
       raise RealmError(
         f"OBJECTIVE={self.objective!r} learns from the attention of a reader "
         "that reads all candidates at once, and this stage's does not; choose "
         "another one, or the stage of gin/runs/text_to_text.gin"
-      )
-    has_target = OBJECTIVES[self.objective].has_target
-    if self.target_temperature is not None and not has_target:
-      raise RealmError(
-        f"target_temperature={self.target_temperature}: the objective "
-        f"{self.objective!r} has no target; leave TARGET_TEMPERATURE out, or "
-        "choose an OBJECTIVE that has one: "
-        f"{[name for name, one in OBJECTIVES.items() if one.has_target]}"
-      )
-    if self.objective == "leave_one_out" and self.num_candidates < 2:
-      raise RealmError(
-        "the objective 'leave_one_out' compares candidates; raise "
-        f"NUM_CANDIDATES={self.num_candidates} to 2 or more"
       )
     if self.freeze_reader and self.span_weight:
       raise RealmError(

@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import lax
+from jaxtyping import Int
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
@@ -18,12 +19,16 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs import reader_texts
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.components import Components
+from realm_jax.models.components import Components, TextReader
 from realm_jax.models.generative_reader import TextInputs
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.sequences import PAD_ID
-from realm_jax.objectives.marginal import FORMS, Evidence, Form, reader_loss
-from realm_jax.objectives.masked_lm import OBJECTIVES
+from realm_jax.objectives.marginal import Evidence, Form, reader_loss
+from realm_jax.objectives.masked_lm import (
+  OBJECTIVES,
+  Objective,
+  require_objective,
+)
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, PositiveInt
 from realm_jax.training import encoder_inputs
@@ -97,13 +102,12 @@ class TextToText(Stage):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.objective not in OBJECTIVES:
-      raise RealmError(
-        f"OBJECTIVE={self.objective!r}; want one of {', '.join(OBJECTIVES)}; "
-        "name the module that adds another by --modules"
-      )
-    if self.loss_form not in FORMS:
-      raise RealmError(f"LOSS_FORM={self.loss_form!r}; want one of {FORMS}")
+    require_objective(
+      self.objective,
+      num_candidates=self.num_read,
+      temperature=self.target_temperature,
+      setting="NUM_READ",
+    )
 
   @property
   def frozen(self) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ class TextToText(Stage):
     return made, {}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TextBatch:
-    reader = shapes.components.text_reader
+    reader = self._reader(shapes.components)
     shape = shapes.candidates.shape[:2]
     return TextBatch(
       shapes.query,
@@ -177,83 +181,80 @@ class TextToText(Stage):
     The metric `exact_targets` is the share of targets whose every token is the
     most likely one, given the tokens before it.
     """
-    objective = OBJECTIVES[self.objective]
-    reader = encoders.components.text_reader
-    fuses = reader.fusion == "decoder"
-    if fuses and self.objective == "marginal" and self.retrieval is not None:
-      raise RealmError(
-        "OBJECTIVE='marginal' is the likelihood of each candidate by itself; "
-        "choose FUSION = 'marginal', or another OBJECTIVE such as 'emdr2'"
-      )
-    log_prior = jnp.zeros((len(batch.read), 1))
-    if self.retrieval is not None:
-      scores = encoders.candidate_scores(inputs)
-      log_prior = jax.nn.log_softmax(scores, axis=-1)
+    reader, objective = self._reader(encoders.components), self._objective
     drops = "reader" in encoders.dropout_keys and reader.dropout_rate > 0
-    has_own_pass = objective.target == "likelihood" and drops
-    single = self.retrieval is not None and not has_own_pass
-    single &= objective.target in (None, "likelihood")
+    # The candidates' own likelihoods train the retriever, or are its target,
+    # which is made of a reader without dropout.
+    has_own_pass = drops and objective.target == "likelihood"
+    is_compared = objective.target in (None, "likelihood")
     found = encoders.apply(
-      "reader", inputs.reader, single=single, method="likelihoods"
+      "reader",
+      inputs.reader,
+      single=is_compared and not has_own_pass and self.retrieval is not None,
+      method="likelihoods",
     )
     weights = (jnp.asarray(batch.targets) != PAD_ID).astype(jnp.float32)
-    own = found
-    if has_own_pass:
-      # A target is made of a reader without dropout.
-      own = encoders.frozen("reader").apply(
-        "reader", inputs.reader, single=True, method="likelihoods"
-      )
-    likelihood = found.single if found.single is not None else own.single
-    if likelihood is None:
-      likelihood = jnp.broadcast_to(
-        found.fused[:, None], (*log_prior.shape, weights.shape[1])
-      )
-    evidence = Evidence(
-      log_prior,
-      likelihood,
-      weights,
-      self._target(encoders, inputs, own.single, weights, log_prior),
-      found.fused,
-    )
-    settings: dict[str, Any] = {"form": self.loss_form}
-    if self.target_temperature is not None and objective.has_target:
-      settings["temperature"] = self.target_temperature
-    if self.retrieval is None:
-      reading = reader_loss(evidence, form=self.loss_form)
-      lost = WeightedLoss(reading, {})
-    else:
-      lost = objective.loss(evidence, **settings)
-    is_exact = (found.is_best | (weights == 0)).all(axis=-1)
-    prior = jax.lax.stop_gradient(log_prior)
-    entropy = -jnp.sum(jnp.exp(prior) * prior, axis=-1)
     metrics = {
-      "exact_targets": Average.of(is_exact),
+      "exact_targets": Average.of(
+        (found.is_best | (weights == 0)).all(axis=-1)
+      ),
       "token_accuracy": Average.of(found.is_best, weights),
-      "candidate_entropy": Average.of(entropy),
     }
     if found.fused is not None:
       metrics["log_likelihood"] = Average.of(found.fused, weights)
+    log_prior = jnp.zeros((len(weights), 1))
+    if self.retrieval is not None:
+      scores = encoders.candidate_scores(inputs)
+      log_prior = jax.nn.log_softmax(scores, axis=-1)
+    single = found.single
+    if has_own_pass:
+      single = (
+        encoders.frozen("reader")
+        .apply("reader", inputs.reader, single=True, method="likelihoods")
+        .single
+      )
+    if single is None:
+      # A fused reader whose candidates are not read by themselves.
+      single = jnp.zeros((*log_prior.shape, weights.shape[1]))
+    target = jnp.sum(single * weights[:, None], axis=-1)
+    if self.mean_likelihood:
+      target /= jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)
+    if not is_compared:
+      params = lax.stop_gradient(encoders.params["reader"])
+      attended = reader.cross_attention(params, inputs.reader)
+      target = getattr(attended, str(objective.target))
+    evidence = Evidence(
+      log_prior,
+      single if found.single is None else found.single,
+      weights,
+      lax.stop_gradient(target),
+      found.fused,
+    )
+    if self.retrieval is None:
+      return WeightedLoss(reader_loss(evidence, form=self.loss_form), metrics)
+    settings: dict[str, Any] = {"form": self.loss_form}
+    if self.target_temperature is not None:
+      settings["temperature"] = self.target_temperature
+    lost = objective.loss(evidence, **settings)
+    prior = lax.stop_gradient(log_prior)
+    entropy = -jnp.sum(jnp.exp(prior) * prior, axis=-1)
+    metrics["candidate_entropy"] = Average.of(entropy)
     return WeightedLoss(lost.loss, {**metrics, **lost.metrics})
 
-  def _target(
-    self,
-    encoders: Encoders,
-    inputs: EncoderInputs,
-    single: Float[Array, "b k t"] | None,
-    weights: Float[Array, "b t"],
-    log_prior: Float[Array, "b k"],
-  ) -> Float[Array, "b k"]:
-    """Returns what a target of p(z|x) is made of, without a gradient."""
-    kind = OBJECTIVES[self.objective].target
-    if kind is None or self.retrieval is None:
-      return jnp.zeros_like(log_prior)
-    if kind == "likelihood":
-      assert single is not None
-      target = jnp.sum(single * weights[:, None], axis=-1)
-      if self.mean_likelihood:
-        target /= jnp.maximum(weights.sum(axis=-1, keepdims=True), 1.0)
-    else:
-      reader = encoders.components.text_reader
-      params = jax.lax.stop_gradient(encoders.params["reader"])
-      target = getattr(reader.cross_attention(params, inputs.reader), kind)
-    return jax.lax.stop_gradient(target)
+  @property
+  def _objective(self) -> Objective:
+    return OBJECTIVES[self.objective]
+
+  def _reader(self, components: Components) -> TextReader:
+    """Returns the reader, or raises a `RealmError` if it does not fit."""
+    reader, fused = components.text_reader, self._objective.target
+    needs_fusion = fused not in (None, "likelihood")
+    fuses = reader.fusion == "decoder"
+    is_wrong = fuses if self.objective == "marginal" else needs_fusion > fuses
+    if is_wrong and self.retrieval is not None:
+      raise RealmError(
+        f"OBJECTIVE={self.objective!r} is not for a reader with "
+        f"FUSION={reader.fusion!r}: 'marginal' is for 'marginal', 'fid_kd' and "
+        "'attention_norm' are for 'decoder', and others for both"
+      )
+    return reader
