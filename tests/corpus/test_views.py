@@ -160,7 +160,7 @@ def test_damage_of_a_view_is_found(corpus):
   # A score, which is a float after its piece.
   other[other.index(b"\x15") + 1] ^= 1
   model.write_bytes(other)
-  with pytest.raises(CorpusError, match="t5.model is not the model"):
+  with pytest.raises(CorpusError, match=r"t5\.model is not the model"):
     _ = Corpus.open(corpus.source).view("t5").vocabulary
   (corpus.source / "shard-00000" / "t5.token_ids.npy").unlink()
   with pytest.raises(CorpusError, match=r"t5.token_ids.npy is missing"):
