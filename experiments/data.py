@@ -74,11 +74,14 @@ class GeneratedWorlds:
     block_length: Length of the corpus's blocks, in wordpieces.
     second_language: Second language, whose documents join the corpus; None
       for the first alone.
+    num_sentinels: Number of sentinels in the vocabulary, for a reader that
+      writes.
   """
 
   world: world_lib.WorldConfig
   block_length: int
   second_language: SecondLanguageConfig | None = None
+  num_sentinels: int = 0
 
   def files(self, folder: Path) -> GivenData:
     """Returns where the data of the seed with this folder are."""
@@ -96,6 +99,8 @@ class GeneratedWorlds:
     made_from, path = repr((config, self.block_length)), folder / "world.json"
     if self.second_language is not None:
       made_from += repr(self.second_language)
+    if self.num_sentinels:
+      made_from += f" with {self.num_sentinels} sentinels"
     if path.exists() and (before := json.loads(path.read_text())) != made_from:
       raise RealmError(
         f"{folder} has a world of other settings, {before}, and not of "
@@ -115,7 +120,9 @@ class GeneratedWorlds:
         world_lib.write_questions(files, world, "statements", statements)
         documents += more
       # The last file, which shows that all are there.
-      world_lib.learn_vocabulary(folder, world, documents)
+      world_lib.learn_vocabulary(
+        folder, world, documents, num_sentinels=self.num_sentinels
+      )
     if second is not None:
       self.build(folder, HIGH_CORPUS, _ARTICLES)
       self.build(folder, OWN_CORPUS, _OWN_ARTICLES)

@@ -26,6 +26,7 @@ from realm_jax.training.stages.stage import (
   StageContext,
   StepBatch,
 )
+from realm_jax.training.stages.text_to_text import TextToText
 
 # Enough blocks to meet nearly every name, in seconds.
 _MAX_BLOCKS = 200_000
@@ -63,6 +64,23 @@ class RenamingOpenQa(OpenQa):
     renamed = batch._replace(query=batch.read_query)
     read = super().inputs(components, renamed).reader
     return searched._replace(reader=read)
+
+
+class RenamingTextToText(TextToText):
+  """Writing of answers that exchanges names for the reader alone.
+
+  The reader reads the corpus's wordpieces, and has no view of its own.
+  """
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    read, targets = made.read.copy(), made.targets.copy()
+    for row, position in enumerate(batch.positions.tolist()):
+      new_ids = _permutation(context.corpus, seed=position)
+      read[row], targets[row] = new_ids[read[row]], new_ids[targets[row]]
+    return made._replace(read=read, targets=targets), metrics
 
 
 def _permutation(corpus: Corpus, seed: int) -> Int32[np.ndarray, " v"]:

@@ -189,29 +189,33 @@ def run_demo(demo: Demo) -> dict[str, Any]:
       "with_retrieval": masked["masked_accuracy"],
       "null_only": masked["masked_accuracy_null"],
     },
-    "edited_facts": _follow_edits(demo, open_qa, world),
+    "edited_facts": follow_edits(demo, demo.worlds, world, open_qa),
     "snapshots_swapped": len({row["snapshot"] for row in rows}) - 1,
     "wall_seconds": round(time.monotonic() - start, 1),
   }
 
 
-def _follow_edits(demo: Demo, open_qa: Step, world: World) -> dict[str, int]:
+def follow_edits(
+  steps: Steps, worlds: GeneratedWorlds, world: World, open_qa: Step
+) -> dict[str, int]:
   """Edits facts, rebuilds corpus and index, and asks about the facts.
+
+  The run has been evaluated before, with the same recipes.
 
   Returns:
     How many facts were `edited`; how many of their questions were answered
     rightly before, `known`; and how many of those are now, `followed`.
   """
   edited = edit_facts(world, count=_NUM_EDITS, seed=0)
-  folder = demo.folder / "edited_world"
+  folder = steps.folder / "edited_world"
   write_edited(folder, before=world, after=edited)
-  demo.worlds.build(demo.folder, _EDITED_CORPUS, "edited_world/articles.jsonl")
-  corpus = {"CORPUS_DIR": demo.path(_EDITED_CORPUS)}
-  snapshot = demo.build_index(
+  worlds.build(steps.folder, _EDITED_CORPUS, "edited_world/articles.jsonl")
+  corpus = {"CORPUS_DIR": steps.path(_EDITED_CORPUS)}
+  snapshot = steps.build_index(
     open_qa, "edited_snapshots", CHECKPOINT_STEP=0, **corpus
   )
   questions = str(folder / "questions-edited.jsonl")
-  evaluation = demo.evaluate(
+  evaluation = steps.evaluate(
     *("edited", "eval", open_qa, snapshot), QUESTIONS=questions, **corpus
   )
   after = run(evaluation).folder

@@ -27,6 +27,7 @@ from experiments.world.questions import (
 from realm_jax.settings import Fraction, NonNegativeInt, Range, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
 from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary import SENTINEL
 from realm_jax.text.vocabulary_files import write_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -180,13 +181,21 @@ def question_record(world: World, question: Question) -> dict[str, JsonValue]:
 
 
 def learn_vocabulary(
-  directory: epath.PathLike, world: World, documents: Sequence[Document]
+  directory: epath.PathLike,
+  world: World,
+  documents: Sequence[Document],
+  *,
+  num_sentinels: int = 0,
 ) -> None:
-  """Writes a vocabulary of documents and of the training questions."""
+  """Writes a vocabulary of documents and of the training questions.
+
+  A reader that writes needs sentinels, `<extra_id_0>` and so on.
+  """
   texts = [question.text for question in world.questions["train"]]
   for document in documents:
     texts += [document.title, document.text(world.facts)]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
+  pieces += map(SENTINEL.format, range(num_sentinels))
   write_vocabulary(directory, WordpieceVocabulary(pieces, Normalization()))
 
 

@@ -6,6 +6,7 @@ Otherwise each candidate has a decoder of its own, as in RAG (Lewis et al. 2020,
 arXiv 2005.11401).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -226,13 +227,13 @@ class GenerativeReader(nn.Module):
     """Returns the likelihoods of the targets."""
     return self.likelihoods(inputs, single=False)
 
+  @nn.nowrap
   def init_parameters(
     self, key: jax.Array, *, query_length: int, block_length: int
   ) -> Params:
     """Initializes the parameters, in Flax's boxes."""
     del query_length, block_length
-    token = jnp.ones((1, 1), jnp.int32)
-    return self.init(key, TextInputs(padded(token), token))["params"]
+    return {"model": T5(self.t5).init_parameters(key)}
 
   def for_vocabulary(
     self,
@@ -246,20 +247,23 @@ class GenerativeReader(nn.Module):
     Raises:
       RealmError: The corpus has no such view, or the model too few embeddings.
     """
-    del separator_id
-    if self.view is not None and self.view in views:
+    t5 = self.t5
+    if self.view is None:
+      # The corpus's own wordpieces, whose texts end with [SEP].
+      t5 = dataclasses.replace(t5, end_id=separator_id)
+    elif self.view in views:
       vocab_size = views[self.view]
-    elif self.view is not None and (views or self.t5.vocab_size is None):
+    elif views or t5.vocab_size is None:
       raise RealmError(
         f"the reader reads the view {self.view!r}, and the corpus has "
         f"{', '.join(views) or 'none'}; add it with `python -m "
         f"realm_jax.build_corpus --update --view={self.view}:spiece.model "
         "--output_dir=CORPUS_DIR`"
       )
-    elif self.view is not None:
+    else:
       # The corpus is not at hand, as in `precompile`.
       return self
-    return self.clone(t5=self.t5.for_vocabulary(vocab_size))
+    return self.clone(t5=t5.for_vocabulary(vocab_size))
 
 
 def _fused(memory: Memory, number: int) -> Memory:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,9 @@ _ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
 MASKED = -1e9
 # More positions than a sequence has, to number keys by head for dropout.
 _MAX_POSITIONS = 1 << 16
+# Score of a neighbour, above that of an equal token, √d, and share of normal
+# values that is kept, where values are "mimetic".
+_NEIGHBOUR_SCORE, _MIMETIC_NOISE = 12.0, 0.1
 # Embeddings have a multiple of it as their number of rows.
 _VOCAB_MULTIPLE = 128
 # Collection of `CrossAttention`, which a layer fills where it is mutable.
@@ -80,6 +83,8 @@ class T5Config:
     gated: Whether a second linear layer multiplies what is activated.
     tied_head: Whether the embeddings, scaled by 1 / √d, are the output layer.
     start_id, end_id: Id before the first token, and id after the last one.
+    initialization: Initial values: "t5", normal ones, or "mimetic" ones for
+      small models that no T5 weights exist for: see `mimetic`.
     dtype: Type of activations and matrix products; parameters stay float32.
       `matmul` says how float32 arrays are multiplied.
     remat_policy: What the backward pass does not compute again, as in
@@ -102,12 +107,19 @@ class T5Config:
   tied_head: bool = True
   start_id: int = PAD_ID
   end_id: int = 1
+  initialization: Literal["t5", "mimetic"] = "t5"
   dtype: jax.typing.DTypeLike = jnp.float32
   remat_policy: RematPolicy | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
     object.__setattr__(self, "dtype", as_dtype(self.dtype))
+    if self.initialization == "mimetic" and self.head_size != self.hidden_size:
+      raise RealmError(
+        f"initialization='mimetic' with head_size={self.head_size} and "
+        f"hidden_size={self.hidden_size}: each head begins near the identity, "
+        "so make them equal"
+      )
 
   @property
   def decoder_layers(self) -> int:
@@ -538,7 +550,44 @@ class T5(nn.Module):
   def init_parameters(self, key: jax.Array) -> Params:
     """Initializes the parameters, in Flax's boxes."""
     token = jnp.ones((1, 1), jnp.int32)
-    return self.init(key, padded(token), token)["params"]
+    params = self.init(key, padded(token), token)["params"]
+    if self.config.initialization == "mimetic":
+      return mimetic(self.config, params)
+    return params
+
+
+def mimetic(config: T5Config, params: Params) -> Params:
+  """Returns initial values with which a small model soon learns to copy.
+
+  All projections of attention are near the identity (Trockman and Kolter 2023,
+  arXiv 2305.09828). The first head attends to the token before, and an
+  encoder's second head to the token after. From the first step on, a sentinel
+  thus attends to the words that have its neighbours elsewhere, and the decoder
+  takes them over.
+
+  Args:
+    config: Sizes of the model; its heads are as wide as its hidden states.
+    params: Normal initial values, in Flax's boxes, which become the noise.
+  """
+  same = np.tile(np.eye(config.hidden_size, dtype=np.float32), config.num_heads)
+  means = {
+    "query": config.head_size**-0.5 * same,
+    "key": same,
+    "value": same,
+    "output": same.T / config.num_heads,
+  }
+
+  def changed(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    names = {getattr(step, "key", None) for step in path}
+    for name in names & means.keys():
+      return means[name] + _MIMETIC_NOISE * x
+    if "position_embeddings" in names:
+      x = x.at[1, 0].add(_NEIGHBOUR_SCORE)
+      if "encoder" in names:
+        x = x.at[config.num_buckets // 2 + 1, 1].add(_NEIGHBOUR_SCORE)
+    return x
+
+  return jax.tree_util.tree_map_with_path(changed, params)
 
 
 def log_likelihood(

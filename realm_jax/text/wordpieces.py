@@ -26,7 +26,6 @@ from realm_jax.text.normalization import Normalization, character_table
 from realm_jax.text.vocabulary import encode_parts, known_sentinels
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-EOS = "[EOS]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
@@ -77,8 +76,8 @@ class WordpieceVocabulary:
     self._ids = {piece: index for index, piece in enumerate(self.pieces)}
     self.unk_id, self.mask_id = self._ids[UNK], self._ids[MASK]
     self.cls_id, self.sep_id = self._ids[CLS], self._ids[SEP]
-    # Megatron's T5 adds an end and sentinels to BERT's pieces.
-    self.pad_id, self.eos_id = self._ids[PAD], self._ids.get(EOS, self.sep_id)
+    self.pad_id, self.eos_id = self._ids[PAD], self.sep_id
+    # Megatron's T5 adds sentinels to BERT's pieces.
     self.sentinels = known_sentinels(self._ids.get)
     self._table = character_table(self.normalization)
     sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import SpanReader
@@ -67,6 +68,14 @@ def occurrences(
     )
     found = found & (is_equal | ~is_mask[:, number, None, None])
   return found
+
+
+def has_masked_words(
+  batch: Batch, rows: Int[np.ndarray, "b n"], corpus: Corpus
+) -> Bool[np.ndarray, "b n"]:
+  """Returns whether each block has the masked words of its query."""
+  blocks = corpus.gather(rows, int(corpus.lengths.max()))
+  return np.asarray(occurrences(MaskTargets.of(batch), blocks)).any(axis=2)
 
 
 def masked_spans(

@@ -162,10 +162,7 @@ class Pretraining(Stage):
     assert self.retrieval is not None
     has_words = None
     if self.read_gold:
-      corpus = context.corpus
-      blocks = corpus.gather(rows, int(corpus.lengths.max()))
-      starts = masked_words.occurrences(MaskTargets.of(batch), blocks)
-      has_words = np.asarray(np.asarray(starts).any(axis=2))
+      has_words = masked_words.has_masked_words(batch, rows, context.corpus)
     places = context.places(self.retrieval, batch, rows, has_words)
     return np.asarray(at_places(rows, places))
 

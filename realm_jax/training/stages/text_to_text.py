@@ -34,6 +34,7 @@ from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, PositiveInt
 from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
 from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -63,8 +64,9 @@ class TextBatch(NamedTuple):
 class TextToText(Stage):
   """A text, the blocks that the index retrieves, and a text to write.
 
-  With the null block as its only candidate (closed book), nothing is retrieved,
-  and the reader alone is trained.
+  With the null block as its only candidate (closed book), or with the block
+  that a sentence was taken from, nothing is retrieved, and the reader alone is
+  trained.
 
   Attributes:
     num_read: Number of candidates, the null block included.
@@ -81,6 +83,10 @@ class TextToText(Stage):
       over its tokens, as in Atlas' code, and not of their sum.
     freeze_reader: Whether the reader stays as it is, and has no dropout.
     null_block: Whether the first candidate is the null block.
+    read_source: Whether the only candidate is the block that a sentence was
+      taken from: a reader with random initial weights learns to read first.
+    read_gold: Whether candidates are taken first, of the searched blocks, from
+      those that have the masked words. The host needs a task with masks.
     drop_source: Whether the block that a sentence is from and its verbatim
       copies are no candidates. Questions have no source.
     current_queries: Whether queries are embedded for the search with the
@@ -96,6 +102,8 @@ class TextToText(Stage):
   freeze_reader: bool = False
   null_block: Annotated[bool, OfRun()] = False
   drop_source: Annotated[bool, OfRun()] = False
+  read_source: bool = False
+  read_gold: bool = False
   current_queries: bool = True
   asked = "question"
   evaluation = "gin/runs/eval.gin"
@@ -116,12 +124,12 @@ class TextToText(Stage):
 
   @property
   def num_candidates(self) -> int:
-    return self.num_read
+    return 1 if self.read_source else self.num_read
 
   @property
   def retrieval(self) -> Retrieval | None:
     num_kept = self.num_read - self.null_block
-    if not num_kept:
+    if not num_kept or self.read_source:
       return None
     return Retrieval(
       num_kept,
@@ -136,17 +144,24 @@ class TextToText(Stage):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     query, reader = batch.array("query"), context.components.text_reader
-    if found is None or self.retrieval is None:
+    examples = context.examples or context.corpus
+    corpus = context.corpus
+    if self.read_source:
+      corpus = examples
+      rows = corpus.rows_of(batch.array("source_id"))[:, None]
+    elif found is None or self.retrieval is None:
       rows = np.full((len(query), 1), NULL_ROW)
     else:
-      places = context.places(self.retrieval, batch, found.rows)
+      gold = None
+      if self.read_gold:
+        gold = masked_words.has_masked_words(batch, found.rows, corpus)
+      places = context.places(self.retrieval, batch, found.rows, gold)
       rows = np.asarray(at_places(found.rows, places))
-    view = context.corpus.view(reader.view)
-    examples = context.examples or context.corpus
+    view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
     made = TextBatch(
       query,
-      Candidates.of(context.gather(rows)),
+      Candidates.of(corpus.gather(rows, context.block_length)),
       reader_texts.input_ids(reader, view, texts, rows),
       reader_texts.target_ids(reader, view, targets),
     )

@@ -1,0 +1,167 @@
+"""Compares readers in the demo's world: those that point, and those that write.
+
+    python -m experiments.readers --output_dir=out/readers --seeds=3
+
+Each reader starts from random weights, and its retriever from the same inverse
+cloze. It learns to read, pre-trains with a retriever whose index is rebuilt,
+and is fine-tuned on questions; the recipes' steps take about as many seconds of
+the processor. What stands is not made again.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments.data import CORPUS, GeneratedWorlds
+from experiments.demo.stages import demo_worlds, follow_edits
+from experiments.pipeline import Step, Steps, Value, markdown, run
+from experiments.world.world import World
+from realm_jax.configuration import command_line
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
+from realm_jax.training.metric_rows import read_rows
+
+_GIN = Path("experiments/gin")
+_COLUMNS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
+
+_OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir", "out/readers", "Directory of all runs and of the report."
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 3, "Number of worlds, each with a seed of its own.", lower_bound=1
+)
+
+
+class Contender(NamedTuple):
+  """A reader that is compared.
+
+  Attributes:
+    title: What the report calls it.
+    recipes: Folder of its recipes.
+    stages: Recipes of its trainings, in their order. Each starts from the
+      one before, the first from inverse cloze.
+    bindings: Bindings over all of them, and over its evaluation.
+  """
+
+  title: str
+  recipes: str
+  stages: Sequence[str]
+  bindings: Mapping[str, Value]
+
+
+_STAGES = ("reading", "reading_retrieved", "pretrain", "open_qa")
+CONTENDERS = {
+  "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES, {}),
+  "fid": Contender("T5 over all blocks (EMDR²)", "readers", _STAGES, {}),
+  "marginal": Contender(
+    *("T5 over each block (RAG)", "readers", _STAGES),
+    {"FUSION": "marginal", "OBJECTIVE": "marginal"},
+  ),
+  "closed_book": Contender(
+    *("T5, closed book", "readers", ("closed_book", "closed_book_qa")), {}
+  ),
+}
+
+
+class ReaderSteps(Steps):
+  """The steps of one contender, in the folder of a seed."""
+
+  def __init__(self, name: str, folder: Path, seed: int):
+    self.name, self.contender = name, CONTENDERS[name]
+    paths = (_GIN / self.contender.recipes).glob("*.gin")
+    recipes = {path.stem: [str(path)] for path in paths}
+    recipes["inverse_cloze"] = [str(_GIN / "demo/inverse_cloze.gin")]
+    seeds = {"SEED": seed}
+    stages = ("inverse_cloze", *self.contender.stages)
+    given = {**self.contender.bindings, **seeds}
+    always = {stage: given for stage in stages}
+    always["inverse_cloze"] = seeds
+    always["eval"] = self.contender.bindings
+    super().__init__(folder, recipes, str(folder / CORPUS), always)
+
+  def figures(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
+    """Trains and evaluates the contender, and returns its figures."""
+    path = self.folder / f"{self.name}.json"
+    if path.exists():
+      return json.loads(path.read_text())
+    cloze = before = run(self.train("inverse_cloze", "inverse_cloze"))
+    retriever, seconds, steps = cloze, 0.0, {}
+    for stage in self.contender.stages:
+      step = self._stage(stage, retriever, None if before is cloze else before)
+      started = time.process_time()
+      before = run(step)
+      rows = read_rows(step.folder)
+      unpaid = rows[-1]["run_seconds"]["compile"]
+      seconds += time.process_time() - started - unpaid
+      steps[stage] = rows[-1]["step"]
+      if stage == "pretrain":
+        retriever = before
+    reads = "closed_book" not in self.contender.stages
+    given = {} if reads else {"CANDIDATES": "none"}
+    evaluation = self.evaluate(
+      *(before.folder.name, "eval", before),
+      QUESTIONS=self.path("world/questions-test.jsonl"),
+      **given,
+    )
+    found = {**run(evaluation).figures(), "cpu_seconds": round(seconds)}
+    if reads:
+      edited = follow_edits(self, worlds, world, before)
+      found["followed"] = edited["followed"] / max(edited["known"], 1)
+    figures = {name: found[name] for name in _COLUMNS if name in found}
+    write_json(path, {**figures, "steps": steps})
+    return figures
+
+  def _stage(self, stage: str, retriever: Step, reader: Step | None) -> Step:
+    """Returns a training, with the builder of the index that it searches."""
+    name = f"{self.name}-{stage}"
+    builder = None
+    if stage == "pretrain":
+      builder = self.command("build_index", "build_index", self.folder / name)
+    elif stage in ("reading_retrieved", "open_qa"):
+      builder = self.first_snapshot(name)
+    starts = None if stage == "reading" else retriever
+    return self.train(name, stage, starts, reader, builder)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs all contenders on the worlds of all seeds, and reports."""
+  del argv
+  output_dir = Path(_OUTPUT_DIR.value)
+  worlds = demo_worlds([str(_GIN / "readers/world.gin")])
+  figures: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+  advice = "stop it, or choose another --output_dir"
+  with sole_process(output_dir, "readers", advice=advice):
+    for seed in range(_SEEDS.value):
+      folder = output_dir / f"seed-{seed}"
+      world = worlds.prepare(folder, seed)
+      for name, found in figures.items():
+        found.append(ReaderSteps(name, folder, seed).figures(worlds, world))
+  write_json(output_dir / "report.json", figures)
+  rows = [["reader", *_COLUMNS]]
+  for name, found in figures.items():
+    cells = [
+      _cell([one[column] for one in found if column in one])
+      for column in _COLUMNS
+    ]
+    rows.append([CONTENDERS[name].title, *cells])
+  (output_dir / "report.md").write_text(markdown(rows) + "\n")
+  print(f"\n{markdown(rows)}\n\nreport: {output_dir / 'report.md'}")
+
+
+def _cell(values: Sequence[float]) -> str:
+  """Returns the mean of seeds and their standard deviation."""
+  if not values:
+    return ""
+  if max(values) > 1:
+    return f"{statistics.mean(values):.0f}"
+  spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+  return f"{statistics.mean(values):.3f}{spread}"
+
+
+if __name__ == "__main__":
+  command_line.run(main)
