@@ -79,7 +79,7 @@ class ReaderSteps(Steps):
     seeds = {"SEED": seed}
     stages = ("inverse_cloze", *self.contender.stages)
     given = {**self.contender.bindings, **seeds}
-    always = {stage: given for stage in stages}
+    always = dict.fromkeys(stages, given)
     always["inverse_cloze"] = seeds
     always["eval"] = self.contender.bindings
     super().__init__(folder, recipes, str(folder / CORPUS), always)

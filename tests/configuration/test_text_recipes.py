@@ -11,9 +11,12 @@ from realm_jax.models.t5 import T5Config
 from realm_jax.training.config import TrainConfig
 
 _DATA = [
-  *('MODEL_DIR = "run"', 'CORPUS_DIR = "corpus"', 'TRAIN_QUESTIONS = "train"'),
+  *('MODEL_DIR = "run"', 'CORPUS_DIR = "corpus"'),
   *('INITIAL_CHECKPOINT = "a"', 'INITIAL_READER = "b"'),
 ]
+_QUESTIONS = 'TRAIN_QUESTIONS = "train"'
+# Recipes that need none: their sentences are the corpus's.
+_MASKED = ("experiments/emdr2/masked_spans", "experiments/atlas/pretrain")
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +70,10 @@ def test_a_recipe_has_its_settings(
   imported, recipe, read, lengths, prompt, view, rate, objective
 ):
   files = ["gin/models/bert_base.gin", "gin/models/t5_base.gin"]
+  given = _DATA if recipe in _MASKED else [*_DATA, _QUESTIONS]
   for models in (files, [imported]):
     found = configuration.parsed(
-      TrainConfig, [*models, f"gin/{recipe}.gin"], _DATA
+      TrainConfig, [*models, f"gin/{recipe}.gin"], given
     ).build(TrainConfig)
     reader = found.reader
     assert (reader.input_length, reader.target_length) == lengths
@@ -88,7 +92,7 @@ def test_a_recipe_has_its_settings(
 def test_a_size_is_that_of_its_name(size):
   files = ["gin/models/bert_base.gin", f"gin/models/t5_{size}.gin"]
   found = configuration.parsed(
-    TrainConfig, [*files, "gin/runs/text_to_text.gin"], _DATA
+    TrainConfig, [*files, "gin/runs/text_to_text.gin"], [*_DATA, _QUESTIONS]
   ).build(TrainConfig)
   t5, millions = found.reader.t5, {"small": 60, "base": 220, "large": 770}
   inner = t5.num_heads * t5.head_size

@@ -110,17 +110,17 @@ def test_texts_of_a_batch_end_and_are_padded(vocabulary):
     assert row == expected + [0] * (6 - len(expected))
 
 
-def test_wordpieces_may_have_sentinels_and_an_end():
+def test_wordpieces_may_have_sentinels():
   """As Megatron adds them to BERT's, after the pieces."""
   plain = WordpieceVocabulary([*SPECIAL_PIECES, "the", "river", "(", ")"])
   assert (plain.pad_id, plain.eos_id, plain.sentinels) == (0, plain.sep_id, ())
-  added = ["[BOS]", "[EOS]", "<extra_id_0>", "<extra_id_1>"]
+  added = ["<extra_id_0>", "<extra_id_1>"]
   vocabulary = WordpieceVocabulary([*plain.pieces, *added])
-  assert (vocabulary.eos_id, *vocabulary.sentinels) == (10, 11, 12)
+  assert vocabulary.sentinels == (9, 10)
   text = "the (<extra_id_1>) River"
-  assert vocabulary.encode(text) == [5, 7, 12, 8, 6]
+  assert vocabulary.encode(text) == [5, 7, 10, 8, 6]
   assert encode_texts(vocabulary, [text], 7).tolist() == [
-    [5, 7, 12, 8, 6, 10, 0]
+    [5, 7, 10, 8, 6, vocabulary.sep_id, 0]
   ]
 
 
