@@ -7,11 +7,11 @@ The vectors are --num_blocks generated ones, or those of a trained run in a
 folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN,
 with several numbers of leaves, our exact search, and FAISS: inverted lists of
 4-bit product codes and of RaBitQ codes, with several numbers of lists, and
-exact search. Peers that are not in the package are FAISS's HNSW, SymphonyQG,
-the inverted lists of RaBitQ's authors and SVS (benchmarks/peer_indexes.py);
-those whose library is missing are left out. --system chooses some. Each index
-is built in one process and searched in another, so that the memory of the build
-is measured alone.
+exact search; and SymphonyQG. Peers that are not in the package are FAISS's
+HNSW, the inverted lists of RaBitQ's authors and SVS
+(benchmarks/peer_indexes.py). A system whose library is missing is left out.
+--system chooses some. Each index is built in one process and searched in
+another, so that the memory of the build is measured alone.
 """
 
 import dataclasses
@@ -53,9 +53,9 @@ _LISTS = (4, 8, 16, 32, 64, 128, 256)
 _REORDERED = (50, 100, 200, 400, 800, 1600)
 # Numbers of blocks that a search of a graph keeps.
 _KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_GRAPHS = ("hnsw", "symphonyqg", "svs")
+_GRAPHS = ("hnsw", "svs")
 _OWN = ("scann", "exact", "faiss_pq", "faiss_rabitq", "faiss_flat")
-_SYSTEMS = (*_OWN, "hnsw", "symphonyqg", "rabitq", "svs")
+_SYSTEMS = (*_OWN, "symphonyqg", "hnsw", "rabitq", "svs")
 
 
 def settings_of(
@@ -72,8 +72,11 @@ def settings_of(
     return "exact", [{}], []
   if system == "faiss_flat":
     return "faiss", [{"factory": "Flat", **common}], []
+  if system == "symphonyqg":
+    builds = [{"degree": degree, **common} for degree in (32, 64)]
+    return system, builds, [{"num_reordered": n} for n in _KEPT]
   if system in _GRAPHS:
-    bits = {"symphonyqg": (32, 8), "svs": (32, 8)}.get(system, (32,))
+    bits = {"svs": (32, 8)}.get(system, (32,))
     builds = [{"degree": d, "bits": n} for d in (32, 64) for n in bits]
     return system, builds, [{"num_reordered": n} for n in _KEPT]
   lists = [round(factor * root) for factor in _FACTORS]

@@ -1,8 +1,8 @@
 """Indexes of other libraries, for `benchmarks.index` to measure beside ours.
 
-Three are graphs, on which a query walks from block to block and keeps the `ef`
-best: FAISS's HNSW, SymphonyQG and SVS's Vamana. One is the inverted lists of
-RaBitQ's authors. Each is an `IndexConfig`, so that it is built, loaded and
+Two are graphs, on which a query walks from block to block and keeps the `ef`
+best: FAISS's HNSW and SVS's Vamana. One is the inverted lists of RaBitQ's
+authors. Each is an `IndexConfig`, so that it is built, loaded and
 searched as the package's own are. `pip install faiss-cpu rabitqlib scalable-vs`
 brings the libraries.
 """
@@ -108,45 +108,6 @@ class HnswConfig(PeerConfig):
     return search
 
 
-class SymphonyConfig(PeerConfig):
-  """SymphonyQG: a graph whose edges hold RaBitQ codes of the neighbors.
-
-  With its inner products it finds nothing among vectors that share a mean. So
-  it searches by distances, which a further dimension puts in the order of the
-  inner products where vectors are of different lengths.
-  """
-
-  kind: ClassVar[str] = "symphonyqg"
-  module: ClassVar[str] = "rabitqlib"
-
-  def write(self, library: Any, vectors: np.ndarray, path: str) -> None:
-    squares = (vectors**2).sum(axis=1)
-    if squares.min() < 0.999 * squares.max():
-      further = np.sqrt(squares.max() - squares)
-      vectors = np.hstack([vectors, further[:, None]])
-    index = library.SymqgIndex(
-      vectors.shape[1],
-      max_degree=self.degree,
-      metric="l2",
-      quantization_bits=self.bits % 32,
-    )
-    index.build(
-      vectors, ef_construction=self.ef_construction, num_threads=_THREADS
-    )
-    index.save(path)
-
-  def read(self, library: Any, path: str) -> _Search:
-    index = library.SymqgIndex.load(path)
-
-    def search(vectors: np.ndarray, k: int, used: Tree) -> Any:
-      vectors = np.pad(vectors, ((0, 0), (0, index.dim - vectors.shape[1])))
-      ef = used.num_reordered
-      rows, distances = index.search(vectors, k, ef, num_threads=_THREADS)
-      return rows.astype(np.int32), -distances
-
-    return search
-
-
 class RabitqConfig(PeerConfig):
   """Inverted lists of RaBitQ codes, by RaBitQ's authors."""
 
@@ -223,5 +184,5 @@ class SvsConfig(PeerConfig):
 
 KINDS = {
   config.kind: (__name__, config.__name__)
-  for config in (HnswConfig, SymphonyConfig, RabitqConfig, SvsConfig)
+  for config in (HnswConfig, RabitqConfig, SvsConfig)
 }

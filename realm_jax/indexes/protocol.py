@@ -24,6 +24,7 @@ CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
   "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
+  "symphonyqg": ("realm_jax.indexes.symphonyqg", "SymphonyQgConfig"),
   "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
   "hybrid": ("realm_jax.indexes.hybrid", "HybridConfig"),
   "random": ("realm_jax.indexes.random", "RandomConfig"),

@@ -1,4 +1,4 @@
-"""ScaNN and FAISS: near exact search, tuned for a recall, safe to load."""
+"""ScaNN, FAISS and SymphonyQG: near exact search, and safe to load."""
 
 import dataclasses
 import json
@@ -16,6 +16,7 @@ from realm_jax.indexes.protocol import (
   RecallError,
 )
 from realm_jax.indexes.scann import ScannConfig, default_leaves
+from realm_jax.indexes.symphonyqg import SymphonyQgConfig
 from tests.indexes.clustered import clustered
 
 _TREE = ScannConfig(
@@ -26,12 +27,15 @@ _TREE = ScannConfig(
   reordering="float32",
 )
 _LISTS = FaissConfig(brute_force_below=0, nprobe=8)
+_GRAPH = SymphonyQgConfig(brute_force_below=0)
 _QUERIES = QueryBatch.of_vectors(clustered(200, 2))
 
 
 def _blocks(config):
   if config.kind == "faiss":
     pytest.importorskip("faiss").omp_set_num_threads(1)
+  if config.kind == "symphonyqg":
+    pytest.importorskip("rabitqlib", reason="it is an extra")
   return Blocks(3_000, clustered(3_000, 1), queries=_QUERIES)
 
 
@@ -42,6 +46,7 @@ def _blocks(config):
     dataclasses.replace(_TREE, reordering="bfloat16", dims_per_code=4),
     _LISTS,
     dataclasses.replace(_LISTS, factory="PCA24,IVF64,PQ12x4fs,RFlat"),
+    _GRAPH,
   ],
 )
 def test_every_structure_finds_nearly_all_that_exact_search_finds(
@@ -69,6 +74,9 @@ def test_every_structure_finds_nearly_all_that_exact_search_finds(
     (_TREE, "tree.json", b"{}"),
     (_LISTS, "index.faiss", b"IwFl"),
     (_LISTS, "index.faiss", None),
+    (_GRAPH, "index.symphonyqg", b"\0" * 1000),
+    (_GRAPH, "index.symphonyqg", None),
+    (_GRAPH, "length.json", b"[]"),
   ],
 )
 def test_what_cannot_be_loaded_is_refused(tmp_path, config, name, content):

@@ -64,6 +64,11 @@ _INDEXES = {
     "faiss",
     {"brute_force_below": 0, "nprobe": 1, "num_reordered": 1},
   ),
+  # Its builds differ, and searches that keep all blocks find the same.
+  "symphonyqg graph": (
+    "symphonyqg",
+    {"brute_force_below": 0, "ef_search": 500},
+  ),
   "exact in bfloat16": ("exact", {"dtype": "bfloat16"}),
 }
 
@@ -75,6 +80,8 @@ def config(request):
     library = pytest.importorskip("faiss", reason="it is an extra")
     # Its threads wait busily for each other.
     library.omp_set_num_threads(1)
+  if kind == "symphonyqg":
+    pytest.importorskip("rabitqlib", reason="it is an extra")
   return config_from(kind, parameters)
 
 

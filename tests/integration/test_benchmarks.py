@@ -44,14 +44,14 @@ def test_index(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(protocol.CONFIGS, kind, place)
   path = tmp_path / "rows.json"
   given = f"--directory={tmp_path} --num_blocks=2000 --json={path} --system"
-  index.main([*given.split(), "exact", "hnsw", "symphonyqg"])
+  index.main([*given.split(), "exact", "hnsw", "rabitq"])
   rows = json.loads(path.read_text())["rows"]
   exact, *graphs = rows
   assert exact["recall_at_8"] == 1
   assert exact["queries_per_second"] > 0
   assert {row["system"] for row in graphs} == {"hnsw"}
   assert max(row["recall_at_8"] for row in graphs) > 0.95
-  missing = "symphonyqg is left out: the index `symphonyqg` needs the library"
+  missing = "rabitq is left out: the index `rabitq` needs the library"
   assert f"{missing} rabitqlib" in capsys.readouterr().err
 
 
