@@ -5,7 +5,8 @@
 Each reader starts from random weights, and its retriever from the same inverse
 cloze. It learns to read, pre-trains with a retriever whose index is rebuilt,
 and is fine-tuned on questions; the recipes' steps take about as many seconds of
-the processor. What stands is not made again.
+the processor. What stands is not made again. experiments/gin/demo/quick.gin, as
+a --gin_file, tries the machinery.
 """
 
 import json
@@ -45,25 +46,27 @@ class Contender(NamedTuple):
     recipes: Folder of its recipes.
     stages: Recipes of its trainings, in their order. Each starts from the
       one before, the first from inverse cloze.
-    bindings: Bindings over all of them, and over its evaluation.
+    reader: Bindings of its reader, in trainings and in the evaluation.
+    training: Further bindings of all trainings.
   """
 
   title: str
   recipes: str
   stages: Sequence[str]
-  bindings: Mapping[str, Value]
+  reader: Mapping[str, Value] = {}
+  training: Mapping[str, Value] = {}
 
 
 _STAGES = ("reading", "reading_retrieved", "pretrain", "open_qa")
 CONTENDERS = {
-  "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES, {}),
-  "fid": Contender("T5 over all blocks (EMDR²)", "readers", _STAGES, {}),
+  "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES),
+  "fid": Contender("T5 over all blocks (EMDR²)", "readers", _STAGES),
   "marginal": Contender(
     *("T5 over each block (RAG)", "readers", _STAGES),
-    {"FUSION": "marginal", "OBJECTIVE": "marginal"},
+    *({"FUSION": "marginal"}, {"OBJECTIVE": "marginal"}),
   ),
   "closed_book": Contender(
-    *("T5, closed book", "readers", ("closed_book", "closed_book_qa")), {}
+    *("T5, closed book", "readers", ("closed_book", "closed_book_qa"))
   ),
 }
 
@@ -71,17 +74,24 @@ CONTENDERS = {
 class ReaderSteps(Steps):
   """The steps of one contender, in the folder of a seed."""
 
-  def __init__(self, name: str, folder: Path, seed: int):
+  def __init__(
+    self, name: str, folder: Path, seed: int, extra_gin_files: Sequence[str]
+  ):
     self.name, self.contender = name, CONTENDERS[name]
     paths = (_GIN / self.contender.recipes).glob("*.gin")
-    recipes = {path.stem: [str(path)] for path in paths}
-    recipes["inverse_cloze"] = [str(_GIN / "demo/inverse_cloze.gin")]
+    files = {path.stem: path for path in paths}
+    files["inverse_cloze"] = _GIN / "demo/inverse_cloze.gin"
+    recipes = {
+      key: [str(path), *extra_gin_files] for key, path in files.items()
+    }
     seeds = {"SEED": seed}
     stages = ("inverse_cloze", *self.contender.stages)
-    given = {**self.contender.bindings, **seeds}
-    always = dict.fromkeys(stages, given)
-    always["inverse_cloze"] = seeds
-    always["eval"] = self.contender.bindings
+    given = {**self.contender.reader, **self.contender.training, **seeds}
+    always = {
+      **dict.fromkeys(stages, given),
+      "inverse_cloze": seeds,
+      "eval": self.contender.reader,
+    }
     super().__init__(folder, recipes, str(folder / CORPUS), always)
 
   def figures(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
@@ -93,20 +103,21 @@ class ReaderSteps(Steps):
     retriever, seconds, steps = cloze, 0.0, {}
     for stage in self.contender.stages:
       step = self._stage(stage, retriever, None if before is cloze else before)
-      started = time.process_time()
-      before = run(step)
-      rows = read_rows(step.folder)
-      unpaid = rows[-1]["run_seconds"]["compile"]
-      seconds += time.process_time() - started - unpaid
-      steps[stage] = rows[-1]["step"]
+      before, own = step, step.folder / "cpu_seconds.json"
+      if not own.exists():
+        started = time.process_time()
+        run(step)
+        compiled = read_rows(step.folder)[-1]["run_seconds"]["compile"]
+        write_json(own, time.process_time() - started - compiled)
+      seconds += json.loads(own.read_text())
+      steps[stage] = read_rows(step.folder)[-1]["step"]
       if stage == "pretrain":
         retriever = before
     reads = "closed_book" not in self.contender.stages
-    given = {} if reads else {"CANDIDATES": "none"}
     evaluation = self.evaluate(
       *(before.folder.name, "eval", before),
       QUESTIONS=self.path("world/questions-test.jsonl"),
-      **given,
+      CANDIDATES="index" if reads else "none",
     )
     found = {**run(evaluation).figures(), "cpu_seconds": round(seconds)}
     if reads:
@@ -125,14 +136,18 @@ class ReaderSteps(Steps):
     elif stage in ("reading_retrieved", "open_qa"):
       builder = self.first_snapshot(name)
     starts = None if stage == "reading" else retriever
-    return self.train(name, stage, starts, reader, builder)
+    given = {}
+    if stage.endswith("qa"):
+      given["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
+    return self.train(name, stage, starts, reader, builder, **given)
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs all contenders on the worlds of all seeds, and reports."""
   del argv
   output_dir = Path(_OUTPUT_DIR.value)
-  worlds = demo_worlds([str(_GIN / "readers/world.gin")])
+  extra = flags.FLAGS.gin_file
+  worlds = demo_worlds([str(_GIN / "readers/world.gin"), *extra])
   figures: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
   advice = "stop it, or choose another --output_dir"
   with sole_process(output_dir, "readers", advice=advice):
@@ -140,7 +155,8 @@ def main(argv: Sequence[str]) -> None:
       folder = output_dir / f"seed-{seed}"
       world = worlds.prepare(folder, seed)
       for name, found in figures.items():
-        found.append(ReaderSteps(name, folder, seed).figures(worlds, world))
+        steps = ReaderSteps(name, folder, seed, extra)
+        found.append(steps.figures(worlds, world))
   write_json(output_dir / "report.json", figures)
   rows = [["reader", *_COLUMNS]]
   for name, found in figures.items():

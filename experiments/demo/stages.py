@@ -211,17 +211,19 @@ def follow_edits(
   write_edited(folder, before=world, after=edited)
   worlds.build(steps.folder, _EDITED_CORPUS, "edited_world/articles.jsonl")
   corpus = {"CORPUS_DIR": steps.path(_EDITED_CORPUS)}
+  name = open_qa.folder.name
   snapshot = steps.build_index(
-    open_qa, "edited_snapshots", CHECKPOINT_STEP=0, **corpus
+    open_qa, f"edited_snapshots/{name}", CHECKPOINT_STEP=0, **corpus
   )
-  questions = str(folder / "questions-edited.jsonl")
   evaluation = steps.evaluate(
-    *("edited", "eval", open_qa, snapshot), QUESTIONS=questions, **corpus
+    *(f"edited/{name}", "eval", open_qa, snapshot),
+    QUESTIONS=str(folder / "questions-edited.jsonl"),
+    **corpus,
   )
   after = run(evaluation).folder
   before, now = (
     {one["id"]: one["correct"] for one in read_lines(folder / PREDICTIONS)}
-    for folder in (after.with_name(open_qa.folder.name), after)
+    for folder in (steps.folder / "evaluations" / name, after)
   )
   known = [right for id_, right in now.items() if before[id_]]
   return {"edited": len(now), "known": len(known), "followed": sum(known)}

@@ -561,9 +561,8 @@ def mimetic(config: T5Config, params: Params) -> Params:
 
   All projections of attention are near the identity (Trockman and Kolter 2023,
   arXiv 2305.09828). The first head attends to the token before, and an
-  encoder's second head to the token after. From the first step on, a sentinel
-  thus attends to the words that have its neighbours elsewhere, and the decoder
-  takes them over.
+  encoder's second head to the token after, so that a sentinel can find the
+  words that have its neighbours elsewhere.
 
   Args:
     config: Sizes of the model; its heads are as wide as its hidden states.
@@ -578,9 +577,10 @@ def mimetic(config: T5Config, params: Params) -> Params:
   }
 
   def changed(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    names = {getattr(step, "key", None) for step in path}
-    for name in names & means.keys():
-      return means[name] + _MIMETIC_NOISE * x
+    names = [getattr(step, "key", "") for step in path]
+    for name, mean in means.items():
+      if name in names:
+        return jnp.asarray(mean) + _MIMETIC_NOISE * x
     if "position_embeddings" in names:
       x = x.at[1, 0].add(_NEIGHBOUR_SCORE)
       if "encoder" in names:

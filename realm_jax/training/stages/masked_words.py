@@ -75,7 +75,8 @@ def has_masked_words(
 ) -> Bool[np.ndarray, "b n"]:
   """Returns whether each block has the masked words of its query."""
   blocks = corpus.gather(rows, int(corpus.lengths.max()))
-  return np.asarray(occurrences(MaskTargets.of(batch), blocks)).any(axis=2)
+  starts = occurrences(MaskTargets.of(batch), blocks)
+  return np.asarray(np.asarray(starts).any(axis=2))
 
 
 def masked_spans(
