@@ -27,6 +27,8 @@ EXTRAS = {
   "tfds": ["importlib-resources", "tensorflow", "tensorflow-datasets"],
   # A build for GPUs goes by another name, and serves as well.
   "faiss": ["faiss-cpu"],
+  # The score of long answers.
+  "rouge": ["rouge-score"],
   # Its wheels are for Linux.
   "symphonyqg": ["rabitqlib"],
   "launch": ["pyyaml", "xmanager"],

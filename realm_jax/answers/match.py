@@ -10,10 +10,11 @@ import collections
 import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from realm_jax.answers.normalize import Translation, normalize_answer, rules_of
 from realm_jax.answers.patterns import compiled
+from realm_jax.errors import RealmError
 from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
 
 AnswerKind = Literal["string", "regex"]
@@ -108,6 +109,29 @@ def contains_answer(
   words = _word_sequence(text, language)
   wanted = (_word_sequence(reference, language) for reference in references)
   return any(sequence.strip() and sequence in words for sequence in wanted)
+
+
+def rouge_l(prediction: str, references: Iterable[str]) -> float:
+  """Returns ROUGE-L, the best F-measure over the references (Lin 2004).
+
+  Words are stemmed by Porter's rules.
+
+  Raises:
+    RealmError: The library is missing.
+  """
+  return _rouge().score_multi([*references], prediction)["rougeL"].fmeasure
+
+
+@functools.cache
+def _rouge() -> Any:
+  try:
+    from rouge_score import rouge_scorer
+  except ImportError as error:
+    raise RealmError(
+      "ROUGE_L needs the library rouge-score; "
+      "`pip install 'realm_jax[rouge]'`, or bind ROUGE_L = False"
+    ) from error
+  return rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def contains_characters(text: bytes, references: Iterable[str]) -> bool:

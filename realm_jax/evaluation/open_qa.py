@@ -227,6 +227,9 @@ def _predictions(
     judged = _judged(line, texts, [hit.block.id for hit in result.hits])
     for own, answer in zip(judged["answers"], result.answers, strict=True):
       own["probability"] = round(answer.probability, 6)
+    if run.config.rouge_l and line["answer_kind"] == "string":
+      references = line["references"]
+      judged["rouge_l"] = match.rouge_l(judged["prediction"], references)
     yield judged | {"answer": place}
 
 

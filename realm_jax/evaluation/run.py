@@ -121,6 +121,8 @@ class RunConfig:
     rank_answers_by: "probability", which sums over all blocks and spans that
       give an answer, as the paper does (equation 1), or "best_span", as in
       Google's released code.
+    rouge_l: Whether answers are scored by ROUGE-L, too, for tasks whose texts
+      are long (the extra `rouge`).
     num_candidates: Candidates of a masked sentence, the null block included.
     max_masks: Number of masks that the run was trained to score together.
     num_fillings: Number of the best fillings or answers that are explained.
@@ -141,6 +143,7 @@ class RunConfig:
   num_read: PositiveInt = 5
   num_spans: PositiveInt = 50
   rank_answers_by: Literal["best_span", "probability"] = "probability"
+  rouge_l: bool = False
   num_candidates: PositiveInt = 8
   max_masks: PositiveInt = 10
   num_fillings: PositiveInt = 5

@@ -73,6 +73,8 @@ def line_scores(lines: Sequence[Line]) -> Scores:
       "exact_match_oracle": np.array(any_right, float),
       "recall_read": (by_words & read).any(axis=1).astype(float),
     }
+    if "rouge_l" in lines[0]:
+      scores["rouge_l"] = np.array([line["rouge_l"] for line in lines], float)
   return {
     **scores,
     **_retrieval_scores(by_words, ""),
