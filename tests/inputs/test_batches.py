@@ -91,6 +91,19 @@ def test_targets_fill_in_what_their_inputs_lack(choose, tiny, new_tasks):
   assert most > 1
 
 
+@pytest.mark.slow
+def test_spans_of_a_whole_block_are_inputs_and_targets_of_t5(tiny):
+  config = _config(tiny, "span_corruption", query_length=32, max_masks=8)
+  filled = set()
+  for batch in some(config, 6):
+    for text, target in texts_with_sentinels(batch, tiny.examples):
+      _, *parts, _ = re.split(r"<extra_id_\d+>", target)
+      for number, span in enumerate(parts):
+        text = text.replace(f"<extra_id_{number}>", span[1:-1])
+      filled.add(text)
+  assert filled == {text for _, text in tiny_corpus.DOCUMENTS}
+
+
 @pytest.fixture
 def mixed(new_tasks, tmp_path):
   """The task "numbers", and the mixture "mixed" of it and numbers from 100."""
