@@ -1,9 +1,11 @@
-"""Masked sentences, on which REALM pre-trains, masked in three ways.
+"""Masked sentences, on which REALM pre-trains, masked in several ways.
 
     masked_salient_spans   a name or a date (REALM): the salient spans of the
                            corpus, without the kinds UNMASKED_SPAN_KINDS
     masked_random_tokens   single tokens (the paper's Table 2)
     masked_random_spans    spans of words (Table 2, after SpanBERT)
+    span_corruption        spans of a whole block (T5, and Atlas' pre-training);
+                           QUERY_LENGTH and MAX_MASKS must suffice for a block
 
 For other rates or rules, add a task:
 
@@ -98,3 +100,4 @@ def add(name: str, choose: masking.ChooseMasks) -> seqio.Task:
 add("masked_salient_spans", masking.salient_span)
 add("masked_random_tokens", masking.random_tokens)
 add("masked_random_spans", masking.random_spans)
+add("span_corruption", masking.corrupted_spans)

@@ -129,16 +129,18 @@ def texts_with_sentinels(batch: Batch, corpus: Corpus) -> list[tuple[str, str]]:
     size = np.flatnonzero(query == words.sep_id)[-1] - 1
     sentence, is_any = query[1 : size + 1], query[1 : size + 1] == words.mask_id
     block = corpus.block(source)
+    whole_block = (0, len(block.body_token_ids))
     starts = (
       start
-      for start, limit in block.sentences.tolist()
+      for start, limit in [*block.sentences.tolist(), whole_block]
       if min(limit - start, len(query) - 2) == size
       and (is_any | (block.body_token_ids[start:][:size] == sentence)).all()
     )
     if (start := next(starts, None)) is None:
       raise TaskError(
         f"no sentence of the block {block.id} is the one that an example "
-        "masks; the task's queries must be sentences of their source"
+        "masks; the task's queries must be sentences of their source, or all "
+        "of its text"
       )
     ranges = block.byte_ranges[start : start + size]
     text, done = block.text.encode(), ranges[0, 0]

@@ -63,11 +63,22 @@ def listed(items: Sequence[str]) -> str:
 def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
+  A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
+  `output`, a list of objects, of which some have an `answer`, and others only
+  the provenance of one.
+
   Raises:
     ValueError: A field is missing or is not text.
   """
-  question = _text(fields.get("question"), "the question")
-  answers = fields.get("answer", fields.get("answers"))
+  question, answers = fields.get("question"), fields.get("answer")
+  if "input" in fields:
+    question, outputs = fields["input"], fields.get("output")
+    if not isinstance(outputs, list):
+      raise RealmError(f"the output is {outputs!r}; want a list, as in KILT")
+    entries = [entry for entry in outputs if isinstance(entry, Mapping)]
+    answers = [entry["answer"] for entry in entries if entry.get("answer")]
+  question = _text(question, "the question")
+  answers = fields.get("answers") if answers is None else answers
   answers = [answers] if isinstance(answers, str) else answers
   if not isinstance(answers, list) or not answers:
     raise RealmError(f"the answer is {answers!r}")

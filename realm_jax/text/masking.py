@@ -1,7 +1,8 @@
 """Masks of sentences: salient spans, random tokens, random spans.
 
 Each function takes a block (a record of `inputs.blocks`) and a seed, picks one
-of the block's sentences, and chooses the tokens to mask. The functions are
+of the block's sentences or takes all of its text, and chooses the tokens to
+mask. The functions are
 TensorFlow graph code for tf.data with stateless draws, so that a record is
 masked in the same way whenever it is read.
 """
@@ -171,6 +172,46 @@ def random_spans(
     (0, tf.zeros([length], tf.bool)),
   )
   return MaskedSentence(token_ids, is_masked)
+
+
+def corrupted_spans(
+  block: Block,
+  seed: Int[tf.Tensor, " 2"],
+  *,
+  is_continuation: Bool[tf.Tensor, " v"],
+  rate: float = 0.15,
+  mean_length: float = 3.0,
+) -> MaskedSentence:
+  """Masks spans of all of a block's text, T5's span corruption.
+
+  As in T5's code (Raffel et al. 2020, section 3.1.4), `rate` of the tokens are
+  masked, in spans of `mean_length` tokens on average. All lengths of spans and
+  of the text before each that have these sums are equally likely.
+  """
+  del is_continuation
+  token_ids = block["body_ids"]
+  # A single token stays.
+  length = tf.maximum(tf.size(token_ids), 2)
+  num_masked = tf.minimum(_num_masks(length, rate), length - 1)
+  num_spans = tf.cast(
+    tf.round(tf.cast(num_masked, tf.float32) / mean_length), tf.int32
+  )
+  num_spans = tf.minimum(tf.maximum(num_spans, 1), length - num_masked)
+
+  def random_parts(total: tf.Tensor, fold: int) -> tf.Tensor:
+    draws = tf.random.stateless_uniform(
+      [total - 1], tf.random.fold_in(seed, fold)
+    )
+    begins_part = tf.argsort(tf.argsort(draws)) < num_spans - 1
+    part = tf.cumsum(tf.cast(begins_part, tf.int32))
+    return tf.math.bincount(tf.pad(part, [[1, 0]]), minlength=num_spans)
+
+  parts = [random_parts(length - num_masked, 0), random_parts(num_masked, 1)]
+  is_masked = tf.repeat(
+    tf.tile([False, True], [num_spans]),
+    tf.reshape(tf.stack(parts, axis=1), [-1]),
+  )
+  return MaskedSentence(token_ids, is_masked[: tf.size(token_ids)])
 
 
 def truncated_geometric(

@@ -69,7 +69,7 @@ _RECORD_BUFFER_BYTES = 1 << 24
 
 
 @contextlib.contextmanager
-def _opened(prefix: Path) -> Iterator[Any]:
+def open_checkpoint(prefix: Path) -> Iterator[Any]:
   """Opens a checkpoint by the path of its files without their suffixes."""
   try:
     reader = tf.train.load_checkpoint(str(prefix))
@@ -99,7 +99,7 @@ def _open_block_vectors(prefix: Path) -> Rows | None:
   They are mapped, and their checksum is not verified, if they are its only
   variable: its one data file is the array then.
   """
-  with _opened(prefix) as reader:
+  with open_checkpoint(prefix) as reader:
     types = reader.get_variable_to_dtype_map()
     if BLOCK_VECTORS not in types:
       return None
@@ -117,7 +117,7 @@ def _prefixes(directory: Path) -> list[Path]:
   return [path.with_suffix("") for path in sorted(directory.glob(f"*{_INDEX}"))]
 
 
-def _locate(path: Path) -> Path:
+def locate_checkpoint(path: Path) -> Path:
   """Returns a checkpoint's prefix, given as it is or by its directory."""
   if not path.is_dir():
     return path.with_name(path.name.removesuffix(_INDEX))
@@ -177,7 +177,7 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   }
   if not prefixes:
     best = path / _BEST
-    prefixes = {"": _locate(best if _prefixes(best) else path)}
+    prefixes = {"": locate_checkpoint(best if _prefixes(best) else path)}
   elif "" in prefixes:
     prefixes = {"": prefixes[""]}
   within = path if path.is_dir() else path.parent
@@ -191,7 +191,7 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   encoders: list[Encoder] = []
   for module, prefix in prefixes.items():
     scope = f"{module}/" if module else ""
-    with _opened(prefix) as reader:
+    with open_checkpoint(prefix) as reader:
       # Of a scalar, the reader returns no array.
       found = {
         scope + name: np.asarray(reader.get_tensor(name))

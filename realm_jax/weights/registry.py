@@ -44,8 +44,8 @@ FORMATS: Mapping[str, tuple[str, str]] = {
   T5: (
     "a reader that writes: a directory with config.json, the weights of a T5 "
     "(1.0, 1.1, LM-adapted, Flan-T5, mT5; whole or in shards) and its "
-    "spiece.model; or Fusion-in-Decoder's, Atlas' or t5x's files, with "
-    "--vocab=spiece.model. --retriever takes over a retriever",
+    "spiece.model; or Fusion-in-Decoder's, Atlas', t5x's or Mesh TensorFlow's "
+    "files, with --vocab=spiece.model. --retriever takes over a retriever",
     "realm_jax.weights.t5:read_t5",
   ),
 }

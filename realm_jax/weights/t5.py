@@ -7,6 +7,8 @@ T5, T5 1.1, LM-adapted, Flan-T5, mT5 |
 | config.json and pytorch_model.bin | Fusion-in-Decoder |
 | model.pth.tar, whose `reader` this reads | Atlas |
 | checkpoint, and folders of arrays | t5x |
+| model.ckpt-STEP.index, model.ckpt-STEP.data-… | Mesh TensorFlow, with T5 for \
+closed book |
 """
 
 import dataclasses
@@ -62,7 +64,7 @@ class T5Weights(NamedTuple):
 
 
 def read_t5(directory: Path) -> T5Weights:
-  """Reads a T5.
+  """Reads a T5 from a directory, or from the prefix of a checkpoint in one.
 
   Raises:
     WeightsError: The files are of another model, or damaged.
@@ -71,6 +73,11 @@ def read_t5(directory: Path) -> T5Weights:
   file.get("model_type", ("t5", "mt5"), "t5")
   if (directory / t5x.TREE).is_file():
     tensors: Tensors = t5x.read_t5x(directory)
+  elif not directory.is_dir() or [*directory.glob("*.index")]:
+    # Imported late: it imports TensorFlow, which is the extra `train`.
+    from realm_jax.weights import mesh
+
+    tensors = mesh.read_mesh(directory)
   else:
     tensors = _named_as_hugging_face(open_tensors(directory))
   config = _config(directory, tensors, file)

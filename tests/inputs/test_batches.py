@@ -14,6 +14,7 @@ from realm_jax.inputs.batch import texts_with_sentinels
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.reader_texts import texts_of
 from realm_jax.tasks import masked_sentences
 from realm_jax.text.masking import random_spans, random_tokens
 from tests.inputs import numbers, tiny_corpus
@@ -89,6 +90,34 @@ def test_targets_fill_in_what_their_inputs_lack(choose, tiny, new_tasks):
         text = text.replace(f"<extra_id_{number}>", span[1:-1])
       assert any(text in whole for _, whole in tiny_corpus.DOCUMENTS)
   assert most > 1
+
+
+@pytest.mark.slow
+def test_spans_of_a_whole_block_are_inputs_and_targets_of_t5(tiny):
+  config = _config(tiny, "span_corruption", query_length=32, max_masks=8)
+  filled = set()
+  for batch in some(config, 6):
+    for text, target in texts_with_sentinels(batch, tiny.examples):
+      _, *parts, _ = re.split(r"<extra_id_\d+>", target)
+      for number, span in enumerate(parts):
+        text = text.replace(f"<extra_id_{number}>", span[1:-1])
+      filled.add(text)
+  assert filled == {text for _, text in tiny_corpus.DOCUMENTS}
+
+
+@pytest.mark.slow
+def test_a_prefix_is_read_and_the_rest_of_its_block_written(tiny):
+  words = tiny.corpus.vocabulary
+  seen = set()
+  for batch in some(_config(tiny, "prefix_lm", query_length=32), 12):
+    queries = batch.arrays["query"]
+    inputs, targets = texts_of(batch, tiny.examples)
+    for query, text, target in zip(queries, inputs, targets, strict=True):
+      whole = {body for _, body in tiny_corpus.DOCUMENTS}
+      assert {f"{text} {target}", text + target} & whole
+      assert query[query != 0][1:-1].tolist() == words.encode(text)
+      seen.add(text)
+  assert len(seen) > 8
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ def _read(tiny, path, *, task="open_qa", **fields):
       b'{"question": "wh\xff?", "answer": ["Ada"]}\n',
       "line 2: byte 17 .*UTF-8",
     ),
+    (b'{"input": "who?", "output": 7}\n', "line 2: the output is 7"),
+    (b'{"input": "who?", "output": [{}]}\n', r"line 2: the answer is \[\]"),
     (_GOOD, "line 2: line 1 has its id 'x'"),
     (b"\n" * 8 + _GOOD, "line 6: an empty line; and 4 more"),
     (rb'{"question": "\ud83d", "answer": ["Ada"]}', "line 2: .*surrogate"),
@@ -56,6 +58,19 @@ def test_a_file_may_be_compressed_and_end_in_an_empty_line(tiny, tmp_path):
   path.write_bytes(path.read_bytes()[:-9])
   with pytest.raises(RealmError, match=r"q\.jsonl\.gz cannot be decompressed"):
     _read(tiny, path)
+
+
+def test_lines_of_kilt_are_questions(tiny, tmp_path):
+  outputs = [
+    {"answer": "SUPPORTS", "provenance": [{"wikipedia_id": "7", "title": "a"}]},
+    {"provenance": [{"wikipedia_id": "8"}]},
+    {"answer": "TRUE"},
+  ]
+  line = {"id": "75", "input": "Ada lived.", "output": outputs}
+  (example,) = _read(tiny, write_lines(tmp_path / "fever.jsonl", [line]))
+  assert example["question"] == b"Ada lived."
+  assert example["question_id"] == b"75"
+  assert example["answers"].tolist() == [b"SUPPORTS", b"TRUE"]
 
 
 def test_a_file_that_is_missing_or_empty_is_named(tiny, tmp_path):

@@ -158,6 +158,41 @@ def test_closed_book_neither_training_nor_answers_need_an_index(
   assert [len(line["evidence"]) for line in lines] == [1] * 11
 
 
+def test_a_text_to_text_task_is_trained_and_evaluated_without_questions(
+  commands, tmp_path, monkeypatch
+):
+  (tmp_path / "claims.tsv").write_text("Ada was born.\tSUPPORTS\n" * 3)
+  (tmp_path / "own_claims.py").write_text(
+    "import seqio, tensorflow as tf\n"
+    "from realm_jax.tasks import text_to_text\n"
+    "def read(records):\n"
+    "  return records.map(lambda r: {**r, 'inputs': r['text'],\n"
+    "    'targets': tf.strings.split(r['text'], '\\t')[1]})\n"
+    f"path = {str(tmp_path / 'claims.tsv')!r}\n"
+    "source = seqio.TextLineDataSource({'train': path, 'test': path})\n"
+    "text_to_text.add('own_claims', source, [read])\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  task = {
+    "TASK": "own_claims",
+    "QUESTION_FILES": {},
+    "TASK_MODULES": ["realm_jax.tasks", "own_claims"],
+    "NUM_READ": 1,
+  }
+  folder = tmp_path / "run"
+  commands.train(
+    "text_to_text", folder, NULL_BLOCK=True, NUM_STEPS=2, BATCH_SIZE=2, **task
+  )
+  figures = commands.call(
+    *(evaluate, "eval"), MODEL_DIR=folder, CANDIDATES="none", **task
+  )
+  assert figures["num_questions"] == 3
+  lines = read_lines(folder / "eval" / "predictions.jsonl")
+  assert [line["references"] for line in lines] == [["SUPPORTS"]] * 3
+  right = [line["prediction"].lower() == "supports" for line in lines]
+  assert figures["exact_match"] == sum(right) / 3
+
+
 def test_a_corpus_with_another_vocabulary_is_refused(
   answering, world, tmp_path
 ):

@@ -68,3 +68,19 @@ def test_random_spans_hide_whole_words_until_the_share_is_reached():
     # pieces may pass that by what is left of it.
     assert len(masked) in (2, 3)
   assert {frozenset(s) for s in ({10, 13}, {14, 15, 16}, {11, 12})} <= seen
+
+
+def test_span_corruption_hides_its_share_of_a_block_in_spans_of_its_length():
+  cases = {(0.25, 3.0): (3, 1), (0.5, 2.0): (6, 3), (0.5, 1.0): (6, 6)}
+  for (rate, mean_length), (num_masked, num_spans) in cases.items():
+    seen = set()
+    for ids, is_masked in _draw(
+      masking.corrupted_spans, times=200, rate=rate, mean_length=mean_length
+    ):
+      assert ids.tolist() == [*range(10, 22)]
+      assert is_masked.sum() == num_masked and not is_masked[0]
+      assert np.sum(np.diff(is_masked.astype(int)) == 1) == num_spans
+      seen.add(tuple(is_masked.tolist()))
+    # Three parts of 6 tokens can be chosen in C(5, 2) ways.
+    assert len(seen) <= {1: 1, 3: 100, 6: 1}[num_spans]
+    assert num_spans != 3 or len(seen) > 60

@@ -17,7 +17,7 @@ from harness.agreement import t5 as agreement
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights import WeightsError
 from realm_jax.weights.t5 import export_t5, read_t5
-from tests.weights import models
+from tests.weights import models, tf_files
 from tests.weights.test_tensor_files import write_tensors
 
 pytestmark = pytest.mark.slow
@@ -91,6 +91,40 @@ def test_readers_of_fid_and_atlas_are_read(tmp_path):
   found, alone = read_t5(atlas), read_t5(_FOLDER / "v1_1")
   assert found.config.gated and not found.config.tied_head
   models.assert_same_bits(found.params, alone.params)
+
+
+@pytest.mark.parametrize("variant", agreement.VARIANTS)
+def test_checkpoints_of_mesh_tensorflow_are_read(tmp_path, variant):
+  """The names are those of the released checkpoints, and kernels transposed."""
+
+  def theirs(name):
+    name = re.sub(r"(block|layer)\.(\d)", r"\1_00\2", name)
+    name = name.replace("lm_head", "decoder.logits").replace(".", "/")
+    start = name.removesuffix("/weight")
+    if start.endswith("norm"):
+      return f"{start}/scale"
+    if start == "shared":
+      return f"{start}/embedding"
+    is_bare = "Attention/" in start
+    return start if is_bare else f"{start}/kernel"
+
+  variables = {
+    theirs(name): tensor if name == "shared.weight" else tensor.T
+    for name, tensor in models.tensors(_FOLDER / variant).items()
+  }
+  slots = {
+    f"{name}_slot_vr": np.zeros(3, np.float32) for name in [*variables][:2]
+  }
+  step = {"global_step": np.int64(7)}
+  prefix = tf_files.save(
+    tmp_path / "model.ckpt-1110000", variables | slots | step
+  )
+  alone = read_t5(_FOLDER / variant)
+  for path in (prefix, tmp_path):
+    found = read_t5(path)
+    models.assert_same_bits(found.params, alone.params)
+    for field in ("gated", "tied_head", "num_layers", "num_heads"):
+      assert getattr(found.config, field) == getattr(alone.config, field)
 
 
 def _copy(tmp_path, weights, **changes):
