@@ -23,6 +23,7 @@ from experiments.demo.stages import demo_worlds, follow_edits
 from experiments.pipeline import Step, Steps, Value, markdown, run
 from experiments.world.world import World
 from realm_jax.configuration import command_line
+from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.metric_rows import read_rows
@@ -35,6 +36,9 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_integer(
   "seeds", 3, "Number of worlds, each with a seed of its own.", lower_bound=1
+)
+_READERS = flags.DEFINE_list(
+  "readers", [], "Readers to compare, such as fid; by default all."
 )
 
 
@@ -102,7 +106,7 @@ class ReaderSteps(Steps):
     cloze = before = run(self.train("inverse_cloze", "inverse_cloze"))
     retriever, seconds, steps = cloze, 0.0, {}
     for stage in self.contender.stages:
-      step = self._stage(stage, retriever, None if before is cloze else before)
+      step = self.stage(stage, retriever, None if before is cloze else before)
       before, own = step, step.folder / "cpu_seconds.json"
       if not own.exists():
         started = time.process_time()
@@ -124,10 +128,11 @@ class ReaderSteps(Steps):
       edited = follow_edits(self, worlds, world, before)
       found["followed"] = edited["followed"] / max(edited["known"], 1)
     figures = {name: found[name] for name in _COLUMNS if name in found}
-    write_json(path, {**figures, "steps": steps})
+    figures["steps"] = steps
+    write_json(path, figures)
     return figures
 
-  def _stage(self, stage: str, retriever: Step, reader: Step | None) -> Step:
+  def stage(self, stage: str, retriever: Step, reader: Step | None) -> Step:
     """Returns a training, with the builder of the index that it searches."""
     name = f"{self.name}-{stage}"
     builder = None
@@ -148,7 +153,12 @@ def main(argv: Sequence[str]) -> None:
   output_dir = Path(_OUTPUT_DIR.value)
   extra = flags.FLAGS.gin_file
   worlds = demo_worlds([str(_GIN / "readers/world.gin"), *extra])
-  figures: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+  names = _READERS.value or [*CONTENDERS]
+  if unknown := {*names} - {*CONTENDERS}:
+    raise RealmError(
+      f"--readers={min(unknown)}; want some of {', '.join(CONTENDERS)}"
+    )
+  figures: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
   advice = "stop it, or choose another --output_dir"
   with sole_process(output_dir, "readers", advice=advice):
     for seed in range(_SEEDS.value):

@@ -580,7 +580,8 @@ def mimetic(config: T5Config, params: Params) -> Params:
     names = [getattr(step, "key", "") for step in path]
     for name, mean in means.items():
       if name in names:
-        return jnp.asarray(mean) + _MIMETIC_NOISE * x
+        # All layers in one array.
+        return jnp.asarray(mean)[None] + _MIMETIC_NOISE * x
     if "position_embeddings" in names:
       x = x.at[1, 0].add(_NEIGHBOUR_SCORE)
       if "encoder" in names:

@@ -29,6 +29,13 @@ def test_token_f1_by_hand(prediction, reference, score):
 FEET = r"20,?237\s*f(oo|ee)?t"
 
 
+def test_rouge_l_by_hand():
+  """Two of three words in the same order, of stems; the best reference."""
+  pytest.importorskip("rouge_score", reason="it is an extra")
+  found = match.rouge_l("the cats ran", ["the cat sat", "a dog"])
+  assert found == pytest.approx(2 / 3)
+
+
 @pytest.mark.parametrize(
   ("prediction", "patterns", "matches"),
   [

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from experiments.demo.stages import demo_worlds
+from experiments.readers import CONTENDERS, ReaderSteps
 from realm_jax.configuration import Kept
 
 pytestmark = pytest.mark.slow
@@ -27,6 +29,28 @@ SAVE_EVERY_STEPS = 2
 NUM_LENGTHS = 1
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
+
+
+def test_readers_are_compared_in_the_demos_world(tmp_path, command_server):
+  worlds = demo_worlds(["experiments/gin/readers/world.gin"])
+  assert worlds.num_sentinels
+  for name in CONTENDERS:
+    steps = ReaderSteps(name, tmp_path, 0, [])
+    for stage in steps.contender.stages:
+      assert steps.stage(stage, None, None).command.build().num_steps > 100
+  (tmp_path / "small.gin").write_text(_SMALL)
+  given = f"--gin_file={tmp_path / 'small.gin'} --output_dir={tmp_path / 'out'}"
+  done = command_server.run(
+    [
+      *(sys.executable, "-m", "experiments.readers", *given.split()),
+      *("--readers=closed_book", "--seeds=1"),
+    ]
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  report = json.loads((tmp_path / "out/report.json").read_text())
+  (found,) = report["closed_book"]
+  assert 0 <= found["exact_match"] <= 1 and found["cpu_seconds"] > 0
+  assert found["steps"] == {"closed_book": 2, "closed_book_qa": 2}
 
 
 def test_the_whole_demo_in_small(tmp_path, command_server):

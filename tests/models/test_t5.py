@@ -154,3 +154,37 @@ def test_embeddings_are_padded_for_a_vocabulary():
     CONFIG.for_vocabulary(200)
   with pytest.raises(RealmError, match="for_vocabulary"):
     T5(config).init_parameters(jax.random.key(0))
+
+
+def test_mimetic_values_take_over_neighbours():
+  """And its projections need heads that are as wide as the hidden states."""
+  config = dataclasses.replace(
+    CONFIG, num_heads=3, head_size=12, dropout_rate=0.0
+  )
+  with pytest.raises(RealmError, match="head_size=5 and hidden_size=12"):
+    dataclasses.replace(CONFIG, initialization="mimetic")
+  text = np.arange(2, 22)[None]
+
+  def changes(initialization):
+    """How much a token's state depends on its neighbours, and on others."""
+    model = T5(dataclasses.replace(config, initialization=initialization))
+    params = meta.unbox(jax.jit(model.init_parameters)(jax.random.key(0)))
+
+    @jax.jit
+    def state(tokens):
+      sequences = padded(tokens)
+      hidden = model.apply({"params": params}, sequences, method="encode")
+      return hidden[0, 10]
+
+    def change(place):
+      other = text.copy()
+      other[0, place] = 99
+      return np.linalg.norm(state(other) - state(text))
+
+    near, far = (9, 11), (2, 5, 14, 18)
+    return [np.mean([*map(change, places)]) for places in (near, far)]
+
+  near, far = changes("mimetic")
+  assert near > 3 * far
+  near, far = changes("t5")
+  assert near < 3 * far
