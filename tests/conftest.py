@@ -49,7 +49,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # models. To keep small programs, too, takes longer than to compile them.
 os.environ["XDG_CACHE_HOME"] = str(PROJECT_DIR / ".cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
-# The same products on all machines: CPUs with AMX would round their operands.
+# The same products on all machines: some CPUs would round their operands.
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 
 import hypothesis  # noqa: E402

@@ -1,8 +1,8 @@
 """Matrix products of float32 arrays, in bfloat16 where CPUs are fast at it.
 
 TPUs multiply float32 arrays in bfloat16 and sum the products in float32. CPUs
-that have AMX do the same here, and everything between the products stays in
-float32. `jax.default_matmul_precision("float32")`, or the environment variable
+with AMX or AVX-512 for bfloat16 do the same here, and everything between the
+products stays in float32. `jax.default_matmul_precision("float32")`, or the environment variable
 JAX_DEFAULT_MATMUL_PRECISION, asks for products in float32. Other CPUs always
 compute those, and GPUs and TPUs do what jax does.
 

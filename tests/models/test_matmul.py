@@ -10,7 +10,7 @@ from realm_jax.models import matmul, platforms
 
 @pytest.fixture
 def multiplies_bfloat16(monkeypatch):
-  monkeypatch.setattr(platforms, "_has_amx", lambda: True)
+  monkeypatch.setattr(platforms, "_multiplies_bfloat16_fast", lambda: True)
   with jax.default_matmul_precision("default"):
     yield
 
