@@ -2,9 +2,9 @@
 
 TPUs multiply float32 arrays in bfloat16 and sum the products in float32. CPUs
 with AMX or AVX-512 for bfloat16 do the same here, and everything between the
-products stays in float32. `jax.default_matmul_precision("float32")`, or the environment variable
-JAX_DEFAULT_MATMUL_PRECISION, asks for products in float32. Other CPUs always
-compute those, and GPUs and TPUs do what jax does.
+products stays in float32. `jax.default_matmul_precision("float32")`, or the
+environment variable JAX_DEFAULT_MATMUL_PRECISION, asks for products in float32.
+Other CPUs always compute those, and GPUs and TPUs do what jax does.
 
 On CPUs XLA multiplies bfloat16 only if the result is float32, the operands are
 row-major, and the last dimension of the left operand is contracted. It computes
