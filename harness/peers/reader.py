@@ -121,8 +121,8 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
       memory = _remember(model, inputs, tuned=tuned)
       return model(**memory, labels=labels).loss
 
-    with torch.no_grad():
-      model.eval()
+    model.eval()
+    with torch.no_grad(), context:
       result = {"loss": float(loss())}
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=tuned)

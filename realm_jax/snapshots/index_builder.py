@@ -32,6 +32,7 @@ from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.protocol import IndexConfig, RecallError, config_from
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.symphonyqg import SymphonyQgConfig
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import (
@@ -401,6 +402,7 @@ def index_of_run(
   scann: ScannConfig,
   exact: ExactConfig,
   faiss: FaissConfig,
+  symphonyqg: SymphonyQgConfig,
   bm25: Bm25Config,
   hybrid: HybridConfig,
   random: RandomConfig,
@@ -420,7 +422,7 @@ def index_of_run(
   store = SnapshotStore(directory_of(model_dir, snapshots_dir))
   if steps := store.steps():
     newest = store.manifest(steps[-1])
-    for index in (scann, exact, faiss, bm25, hybrid, random):
+    for index in (scann, exact, faiss, symphonyqg, bm25, hybrid, random):
       if index.kind == newest.index_kind:
         return index
     return config_from(newest.index_kind, newest.index_parameters)
