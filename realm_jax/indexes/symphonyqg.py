@@ -46,7 +46,7 @@ class SymphonyQgConfig(IndexConfig):
     brute_force_below: Number of blocks below which all are searched.
     degree: Number of edges of a block, a multiple of 32.
     ef_construction: Number of blocks that the search of a build keeps.
-    ef_search: Number of blocks that a query's search keeps, at least k. The
+    ef_search: Number of blocks that a query's search keeps, at least 2k. The
       recall rises with it.
   """
 
@@ -145,8 +145,10 @@ class SymphonyQgIndex(TreeIndex):
       rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
       return rows.astype(np.int32), np.take_along_axis(scores, rows, axis=1)
     padding = self._graph.dim - self.dim
+    # A search that keeps only k blocks misses many of them.
+    kept = min(max(used.num_reordered, 2 * k), self.num_blocks)
     rows, squares = self._graph.search(
-      *(np.pad(vectors, ((0, 0), (0, padding))), k, used.num_reordered),
+      *(np.pad(vectors, ((0, 0), (0, padding))), k, kept),
       num_threads=_THREADS,
     )
     # |x − z|² = |x|² + |z|² − 2 x·z, and all |z| are equal.
