@@ -107,13 +107,8 @@ class ReaderSteps(Steps):
     retriever, seconds, steps = cloze, 0.0, {}
     for stage in self.contender.stages:
       step = self.stage(stage, retriever, None if before is cloze else before)
-      before, own = step, step.folder / "cpu_seconds.json"
-      if not own.exists():
-        started = time.process_time()
-        run(step)
-        compiled = read_rows(step.folder)[-1]["run_seconds"]["compile"]
-        write_json(own, time.process_time() - started - compiled)
-      seconds += json.loads(own.read_text())
+      before = step
+      seconds += _run_in_cpu_seconds(step)
       steps[stage] = read_rows(step.folder)[-1]["step"]
       if stage == "pretrain":
         retriever = before
@@ -145,6 +140,26 @@ class ReaderSteps(Steps):
     if stage.endswith("qa"):
       given["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
     return self.train(name, stage, starts, reader, builder, **given)
+
+
+def _run_in_cpu_seconds(step: Step) -> float:
+  """Runs what is left of a training, and returns the seconds of all of it.
+
+  Those of a process that was killed are unknown, and those of one that SIGTERM
+  has stopped are kept.
+  """
+  path = step.folder / "cpu_seconds.json"
+  seconds = json.loads(path.read_text()) if path.exists() else 0.0
+  if not step.is_finished():
+    started = time.process_time()
+    try:
+      run(step)
+    finally:
+      rows = read_rows(step.folder)
+      compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
+      seconds += time.process_time() - started - compiled
+      write_json(path, seconds)
+  return seconds
 
 
 def main(argv: Sequence[str]) -> None:

@@ -121,8 +121,8 @@ class RunConfig:
     rank_answers_by: "probability", which sums over all blocks and spans that
       give an answer, as the paper does (equation 1), or "best_span", as in
       Google's released code.
-    rouge_l: Whether answers are scored by ROUGE-L, too, for tasks whose texts
-      are long (the extra `rouge`).
+    rouge_l: Whether ROUGE-L scores answers as well, for tasks whose texts are
+      long (the extra `rouge`).
     num_candidates: Candidates of a masked sentence, the null block included.
     max_masks: Number of masks that the run was trained to score together.
     num_fillings: Number of the best fillings or answers that are explained.

@@ -31,7 +31,8 @@ FILE, _LENGTH_FILE = "index.symphonyqg", "length.json"
 _ROWS_PER_COPY = 1 << 16
 # The library rotates vectors whose dimension is a multiple of it.
 _DIM_MULTIPLE = 64
-# Vectors whose lengths differ by less are taken for equally long ones.
+# Vectors whose lengths differ by a smaller share are taken for equally long, as
+# normalized ones are after rounding. It bounds the error of their scores.
 _LENGTH_TOLERANCE = 1e-3
 _THREADS = os.cpu_count() or 1
 

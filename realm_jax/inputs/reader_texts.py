@@ -12,7 +12,7 @@ from realm_jax.corpus.views import View
 from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import Batch, TaskError, texts_with_sentinels
 from realm_jax.models.components import TextReader
-from realm_jax.text.vocabulary import encode_texts
+from realm_jax.text.vocabulary import SENTINEL, encode_texts
 
 
 def input_ids(
@@ -65,9 +65,17 @@ def target_ids(
   """Returns what the reader is to write, with its end, padded.
 
   Raises:
-    RealmError: The template lacks `{answer}`.
+    RealmError: The template lacks `{answer}`, or the vocabulary the sentinels
+      of a text.
   """
   filled = [_filled(reader.target, "{answer}", text) for text in targets]
+  mark = SENTINEL.format(0)
+  if not view.vocabulary.sentinels and any(mark in text for text in filled):
+    raise RealmError(
+      f"texts have {mark}, and the vocabulary has no sentinels; add {mark} and "
+      "its successors to the vocab.txt of the corpus, or read a view of "
+      "sentencepieces (build_corpus --view)"
+    )
   return encode_texts(view.vocabulary, filled, reader.target_length)
 
 

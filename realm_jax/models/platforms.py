@@ -36,11 +36,8 @@ def multiplies_bfloat16() -> bool:
   """
   # pyrefly: ignore [missing-attribute]
   precision = jax.config.jax_default_matmul_precision
-  return (
-    precision in _ANY_PRECISION
-    and platform() == "cpu"
-    and (_multiplies_bfloat16_fast())
-  )
+  is_cpu = platform() == "cpu"
+  return precision in _ANY_PRECISION and is_cpu and _multiplies_bfloat16_fast()
 
 
 def num_unrolled(num_layers: int) -> int:

@@ -2,9 +2,8 @@
 
 Each function takes a block (a record of `inputs.blocks`) and a seed, picks one
 of the block's sentences or takes all of its text, and chooses the tokens to
-mask. The functions are
-TensorFlow graph code for tf.data with stateless draws, so that a record is
-masked in the same way whenever it is read.
+mask. The functions are TensorFlow graph code for tf.data with stateless draws,
+so that a record is masked in the same way whenever it is read.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.renaming import RenamingOpenQa
+from experiments.renaming import RenamingOpenQa, RenamingTextToText
 from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.text_to_text import TextToText
 from tests.training import tiny
 from tests.training.stages.test_open_qa import (
   BLOCK_LENGTH,
@@ -35,6 +36,27 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
     for before, after in (
       (plain.query, made.read_query),
       (plain.blocks, made.blocks),
+    ):
+      wanted = np.select([before == ali, before == bob], names, before)
+      np.testing.assert_array_equal(after, wanted)
+  assert changed
+
+
+def test_a_reader_that_writes_writes_the_exchanged_name(corpus):
+  given = {"components": tiny.writing_components()}
+  plain = assemble(TextToText(num_read=2), corpus, "Ali", **given)
+  ali, bob = corpus.vocabulary.encode("ali bob")
+  changed = 0
+  for position in range(4):
+    stage = RenamingTextToText(num_read=2)
+    made = assemble(stage, corpus, "Ali", position, **given)
+    np.testing.assert_array_equal(made.query, plain.query)
+    is_changed = (made.targets != plain.targets).any()
+    names = [bob, ali] if is_changed else [ali, bob]
+    changed += is_changed
+    for before, after in (
+      (plain.read, made.read),
+      (plain.targets, made.targets),
     ):
       wanted = np.select([before == ali, before == bob], names, before)
       np.testing.assert_array_equal(after, wanted)

@@ -12,9 +12,11 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
+from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
+from realm_jax.models.t5 import T5Config
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import Candidates, PackingLayout
@@ -56,6 +58,15 @@ def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
     block_length=block_length,
   )
   return Corpus.open(folder / name)
+
+
+def writing_components():
+  """A retriever, and a reader that writes from the corpus's wordpieces."""
+  t5 = T5Config(hidden_size=8, num_layers=1, num_heads=2, head_size=4)
+  reader = GenerativeReader(
+    *(t5, None), prompt="{query}", input_length=24, target_length=8
+  )
+  return Components({**components(), "reader": reader})
 
 
 def components(*, dropout_rate=0.0):

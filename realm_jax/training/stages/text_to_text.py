@@ -86,7 +86,8 @@ class TextToText(Stage):
     read_source: Whether the only candidate is the block that a sentence was
       taken from: a reader with random initial weights learns to read first.
     read_gold: Whether candidates are taken first, of the searched blocks, from
-      those that have the masked words. The host needs a task with masks.
+      those that have the masked words. Only tasks that mask sentences have
+      such words.
     drop_source: Whether the block that a sentence is from and its verbatim
       copies are no candidates. Questions have no source.
     current_queries: Whether queries are embedded for the search with the

@@ -46,13 +46,14 @@ class _Vectors(Snapshot):
     return np.zeros((*rows.shape, 1), np.float32)
 
 
-def assemble(stage, corpus, answer, position=0):
+def assemble(stage, corpus, answer, position=0, components=None):
   words = corpus.vocabulary
   question = [words.cls_id, *words.encode("who met"), words.sep_id]
   tokens = [] if answer.startswith("^") else words.encode(answer)
   batch = Batch(
     arrays={"query": np.array([[*question, 0]], np.int32)},
     host={
+      "question": np.array([b"who met"]),
       "answers": np.array([[answer.encode(), b""]], object),
       "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
       "answer_kind": np.array([b"regex" if tokens == [] else b"string"]),
@@ -64,7 +65,9 @@ def assemble(stage, corpus, answer, position=0):
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
   answers = AnswersInBlocks(corpus)
   context = StageContext(
-    tiny.components(), corpus, _Vectors(), BLOCK_LENGTH, answers=answers
+    components or tiny.components(),
+    *(corpus, _Vectors(), BLOCK_LENGTH),
+    answers=answers,
   )
   made, _ = stage.features(batch, retrieved, context)
   return made

@@ -7,15 +7,18 @@ import numpy as np
 import optax
 import pytest
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.text_to_text import TextToText
 from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
+SENTINELS = "<extra_id_0> <extra_id_1>"
 LENGTH = 8
 # The source's text stands twice in the corpus that is searched.
 SEARCHED = ("alps snow", "rhine ships", "nile flow", "rhine ships")
@@ -27,7 +30,12 @@ READ = ("nile flow", "rhine ships")
 def corpora(tmp_path_factory):
   folder = tmp_path_factory.mktemp("corpora")
   return [
-    tiny.corpus_of(folder, texts, pieces=PIECES, block_length=LENGTH, name=name)
+    tiny.corpus_of(
+      *(folder, texts),
+      pieces=f"{PIECES} {SENTINELS}",
+      block_length=LENGTH,
+      name=name,
+    )
     for name, texts in (("searched", SEARCHED), ("read", READ))
   ]
 
@@ -135,3 +143,34 @@ def test_a_sentence_is_read_beside_its_own_block(corpora):
     assert _bodies(searched.vocabulary, made.blocks[:, 0]) == [text]
   # Equal document ids of two corpora are different blocks.
   assert not set(searched.block_ids) & set(read.block_ids)
+
+
+@pytest.mark.parametrize(
+  ("settings", "bodies"),
+  [
+    ({"read_source": True}, ["rhine ships"]),
+    ({"read_gold": True}, ["rhine ships", "rhine ships"]),
+    ({}, ["nile flow", "alps snow"]),
+  ],
+)
+def test_what_a_reader_that_writes_learns_to_read(corpora, settings, bodies):
+  searched, read = corpora
+  stage = TextToText(num_read=2, **settings)
+  components = tiny.writing_components()
+  context = StageContext(components, searched, None, LENGTH, read)
+  found = None if "read_source" in settings else _retrieved([2, 0, 3, 1])
+  made, _ = stage.features(_batch(read, 1), found, context)
+  words = searched.vocabulary
+  assert _bodies(words, made.candidates.tokens[0]) == bodies
+  # It reads these and writes the masked word.
+  for ids, body in zip(made.read[0], bodies, strict=True):
+    assert body in words.decode(ids.tolist())
+  assert "rhine" in words.decode(made.targets[0].tolist())
+
+
+def test_a_vocabulary_without_sentinels_is_refused(tmp_path):
+  plain = tiny.corpus_of(tmp_path, READ, pieces=PIECES, block_length=LENGTH)
+  context = StageContext(tiny.writing_components(), plain, None, LENGTH)
+  stage = TextToText(num_read=1, read_source=True)
+  with pytest.raises(RealmError, match="the vocabulary has no sentinels"):
+    stage.features(_batch(plain, 1), None, context)
