@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from experiments.demo.stages import demo_worlds
-from experiments.readers import CONTENDERS, ReaderSteps
+from experiments.readers.comparison import CONTENDERS, ReaderSteps
 from realm_jax.configuration import Kept
 
 pytestmark = pytest.mark.slow

@@ -1,13 +1,4 @@
-"""Compares readers in the demo's world: those that point, and those that write.
-
-    python -m experiments.readers --output_dir=out/readers --seeds=3
-
-Each reader starts from random weights, and its retriever from the same inverse
-cloze. It learns to read, pre-trains with a retriever whose index is rebuilt,
-and is fine-tuned on questions; the recipes' steps take about as many seconds of
-the processor. What stands is not made again. experiments/gin/demo/quick.gin, as
-a --gin_file, tries the machinery.
-"""
+"""The readers that are compared, their steps, and the report."""
 
 import json
 import statistics
@@ -16,30 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments.data import CORPUS, GeneratedWorlds
 from experiments.demo.stages import demo_worlds, follow_edits
 from experiments.pipeline import Step, Steps, Value, markdown, run
 from experiments.world.world import World
-from realm_jax.configuration import command_line
 from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
-from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
 _COLUMNS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
-
-_OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", "out/readers", "Directory of all runs and of the report."
-)
-_SEEDS = flags.DEFINE_integer(
-  "seeds", 3, "Number of worlds, each with a seed of its own.", lower_bound=1
-)
-_READERS = flags.DEFINE_list(
-  "readers", [], "Readers to compare, such as fid; by default all."
-)
 
 
 class Contender(NamedTuple):
@@ -162,26 +139,33 @@ def _run_in_cpu_seconds(step: Step) -> float:
   return seconds
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs all contenders on the worlds of all seeds, and reports."""
-  del argv
-  output_dir = Path(_OUTPUT_DIR.value)
-  extra = flags.FLAGS.gin_file
-  worlds = demo_worlds([str(_GIN / "readers/world.gin"), *extra])
-  names = _READERS.value or [*CONTENDERS]
+def compare(
+  output_dir: Path, names: Sequence[str], seeds: int, gin_files: Sequence[str]
+) -> str:
+  """Runs contenders on the worlds of all seeds, and returns the report.
+
+  Args:
+    output_dir: Where everything goes; what stands there is not made again.
+    names: Contenders; none for all.
+    seeds: Number of worlds, each with a seed of its own.
+    gin_files: Files after the recipe's in every step.
+
+  Raises:
+    RealmError: An unknown contender.
+  """
   if unknown := {*names} - {*CONTENDERS}:
     raise RealmError(
       f"--readers={min(unknown)}; want some of {', '.join(CONTENDERS)}"
     )
-  figures: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-  advice = "stop it, or choose another --output_dir"
-  with sole_process(output_dir, "readers", advice=advice):
-    for seed in range(_SEEDS.value):
-      folder = output_dir / f"seed-{seed}"
-      world = worlds.prepare(folder, seed)
-      for name, found in figures.items():
-        steps = ReaderSteps(name, folder, seed, extra)
-        found.append(steps.figures(worlds, world))
+  worlds = demo_worlds([str(_GIN / "readers/world.gin"), *gin_files])
+  figures: dict[str, list[dict[str, Any]]]
+  figures = {name: [] for name in names or CONTENDERS}
+  for seed in range(seeds):
+    folder = output_dir / f"seed-{seed}"
+    world = worlds.prepare(folder, seed)
+    for name, found in figures.items():
+      steps = ReaderSteps(name, folder, seed, gin_files)
+      found.append(steps.figures(worlds, world))
   write_json(output_dir / "report.json", figures)
   rows = [["reader", *_COLUMNS]]
   for name, found in figures.items():
@@ -190,8 +174,7 @@ def main(argv: Sequence[str]) -> None:
       for column in _COLUMNS
     ]
     rows.append([CONTENDERS[name].title, *cells])
-  (output_dir / "report.md").write_text(markdown(rows) + "\n")
-  print(f"\n{markdown(rows)}\n\nreport: {output_dir / 'report.md'}")
+  return markdown(rows)
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -202,7 +185,3 @@ def _cell(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.0f}"
   spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
   return f"{statistics.mean(values):.3f}{spread}"
-
-
-if __name__ == "__main__":
-  command_line.run(main)
