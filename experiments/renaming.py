@@ -76,11 +76,16 @@ class RenamingTextToText(TextToText):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     made, metrics = super().features(batch, found, context)
-    read, targets = made.read.copy(), made.targets.copy()
+    candidates = made.candidates
+    read = [made.prompts, candidates.passages, made.targets]
+    prompts, passages, targets = (ids.copy() for ids in read)
     for row, position in enumerate(batch.positions.tolist()):
       new_ids = _permutation(context.corpus, seed=position)
-      read[row], targets[row] = new_ids[read[row]], new_ids[targets[row]]
-    return made._replace(read=read, targets=targets), metrics
+      for ids in (prompts, passages, targets):
+        ids[row] = new_ids[ids[row]]
+    candidates = candidates._replace(passages=passages)
+    renamed = {"candidates": candidates, "prompts": prompts}
+    return made._replace(**renamed, targets=targets), metrics
 
 
 def _permutation(corpus: Corpus, seed: int) -> Int32[np.ndarray, " v"]:

@@ -80,16 +80,18 @@ class ReaderSteps(Steps):
     path = self.folder / f"{self.name}.json"
     if path.exists():
       return json.loads(path.read_text())
-    cloze = before = run(self.train("inverse_cloze", "inverse_cloze"))
-    retriever, seconds, steps = cloze, 0.0, {}
+    reads = "closed_book" not in self.contender.stages
+    retriever = before = None
+    if reads:
+      retriever = run(self.train("inverse_cloze", "inverse_cloze"))
+    seconds, steps = 0.0, {}
     for stage in self.contender.stages:
-      step = self.stage(stage, retriever, None if before is cloze else before)
-      before = step
-      seconds += _run_in_cpu_seconds(step)
-      steps[stage] = read_rows(step.folder)[-1]["step"]
+      before = self.stage(stage, retriever, before)
+      seconds += _run_in_cpu_seconds(before)
+      steps[stage] = read_rows(before.folder)[-1]["step"]
       if stage == "pretrain":
         retriever = before
-    reads = "closed_book" not in self.contender.stages
+    assert before is not None
     evaluation = self.evaluate(
       *(before.folder.name, "eval", before),
       QUESTIONS=self.path("world/questions-test.jsonl"),
@@ -104,7 +106,9 @@ class ReaderSteps(Steps):
     write_json(path, figures)
     return figures
 
-  def stage(self, stage: str, retriever: Step, reader: Step | None) -> Step:
+  def stage(
+    self, stage: str, retriever: Step | None, reader: Step | None
+  ) -> Step:
     """Returns a training, with the builder of the index that it searches."""
     name = f"{self.name}-{stage}"
     builder = None

@@ -1,4 +1,4 @@
-"""What a reader that writes reads and writes, as token ids made on the host."""
+"""What a reader that writes reads and writes, as token ids."""
 
 import itertools
 import zlib
@@ -11,7 +11,9 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.corpus.views import View
 from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import Batch, TaskError, texts_with_sentinels
+from realm_jax.models import AnyArray
 from realm_jax.models.components import TextReader
+from realm_jax.models.sequences import PAD_ID
 from realm_jax.text.vocabulary import SENTINEL, encode_texts
 
 
@@ -24,39 +26,104 @@ def input_ids(
 ) -> Int32[np.ndarray, "b k l"]:
   """Returns prompt, passage and end of each query with each of its blocks.
 
-  Parts are encoded by themselves, and give the ids of the whole text, since
-  pieces do not reach over spaces. A long input loses the end of its body; the
-  null block is the prompt alone.
+  See `prompt_ids`, `passage_ids` and `joined`.
+  """
+  passages = passage_ids(reader, view, rows, edits)
+  prompts = prompt_ids(reader, view, queries)
+  end_id = view.vocabulary.eos_id
+  return np.asarray(joined(prompts, passages, end_id=end_id))
+
+
+def prompt_ids(
+  reader: TextReader, view: View, queries: Sequence[str]
+) -> Int32[np.ndarray, "b l"]:
+  """Returns the prompt of each query, padded to the reader's `input_length`.
+
+  Raises:
+    RealmError: The template lacks `{query}`.
+  """
+  length = reader.input_length
+  found = np.full((len(queries), length), PAD_ID, np.int32)
+  for own, query in zip(found, queries, strict=True):
+    text = _filled(reader.prompt, "{query}", query)
+    ids = view.vocabulary.encode(text)[:length]
+    own[: len(ids)] = ids
+  return found
+
+
+def passage_ids(
+  reader: TextReader,
+  view: View,
+  rows: Int[np.ndarray, "*s"],
+  edits: Mapping[int, str] | None = None,
+) -> Int32[np.ndarray, "*s l"]:
+  """Returns the passage of each block, padded to the reader's `input_length`.
+
+  A long passage loses its end; the null block has none.
 
   Args:
-    reader: Reader, with its templates and lengths.
+    reader: Reader, with its template and length.
     view: View of the corpus that it reads.
-    queries: Texts of the queries.
     rows: Rows of the blocks.
     edits: Other texts of blocks, by row.
 
   Raises:
-    RealmError: A template lacks what it must have.
+    RealmError: The template lacks `{title}` or `{text}`.
   """
   encode, length = view.vocabulary.encode, reader.input_length
   before_title, before_text, after = map(encode, _parts(reader.passage))
-  prompts = [
-    encode(_filled(reader.prompt, "{query}", query)) for query in queries
-  ]
-  blocks = view.gather(rows.reshape(-1), length)
-  found = np.zeros((rows.size, length), np.int32)
-  for number, row in enumerate(rows.reshape(-1).tolist()):
-    ids = prompts[number // rows.shape[1]]
-    if row != NULL_ROW:
-      title_length = blocks.title_lengths[number]
-      own = blocks.token_ids[number, : blocks.lengths[number]]
-      title, body = own[:title_length], own[title_length:]
-      if edits and row in edits:
-        body = encode(edits[row])
-      ids = [*ids, *before_title, *title, *before_text, *body, *after]
-    ids = [*ids[: length - 1], view.vocabulary.eos_id]
-    found[number, : len(ids)] = ids
+  flat = rows.reshape(-1)
+  blocks = view.gather(flat, length)
+  title = blocks.title_lengths[:, None]
+  body = blocks.lengths[:, None] - title
+  # Each part begins in the passage where the one before ends.
+  sizes = len(before_title), title, len(before_text), body, len(after)
+  *begins, end = itertools.accumulate(sizes, initial=0)
+  # All parts of a passage, after a column of padding, and where each begins.
+  fixed = np.array([PAD_ID, *before_title, *before_text, *after], np.int32)
+  table = np.hstack(
+    [np.broadcast_to(fixed, (len(flat), len(fixed))), blocks.token_ids]
+  )
+  of_text = 1 + len(before_title)
+  of_after = of_text + len(before_text)
+  starts = 1, len(fixed), of_text, len(fixed) + title, of_after
+  column = np.arange(length)
+  places = np.zeros((len(flat), length), np.int64)
+  for start, begin in zip(starts, begins, strict=True):
+    places = np.where(column >= begin, column - begin + start, places)
+  is_token = (column < end) & (flat != NULL_ROW)[:, None]
+  found = np.take_along_axis(table, np.where(is_token, places, 0), axis=1)
+  for number, row in enumerate(flat.tolist()):
+    if edits and row in edits:
+      own = blocks.token_ids[number, : blocks.title_lengths[number]]
+      ids = [*before_title, *own, *before_text, *encode(edits[row]), *after]
+      found[number] = PAD_ID
+      found[number, : len(ids)] = ids[:length]
   return found.reshape(*rows.shape, length)
+
+
+def joined(
+  prompts: Int[AnyArray, "b l"],
+  passages: Int[AnyArray, "b k l"],
+  *,
+  end_id: int,
+) -> Int[AnyArray, "b k l"]:
+  """Returns each query's prompt with each of its passages, and the end.
+
+  These are the ids of the whole text, since pieces do not reach over spaces. A
+  long input loses the end of its passage. The arrays are numpy's or jax's.
+  """
+  xp = passages.__array_namespace__()
+  length = passages.shape[-1]
+  column = xp.arange(length)[None, None]
+  of_prompt = (prompts != PAD_ID).sum(axis=-1)[:, None, None]
+  of_passage = (passages != PAD_ID).sum(axis=-1)[..., None]
+  end = xp.minimum(of_prompt + of_passage, length - 1)
+  places = xp.broadcast_to(xp.maximum(column - of_prompt, 0), passages.shape)
+  after = xp.take_along_axis(passages, places, axis=-1)
+  ids = xp.where(column < of_prompt, prompts[:, None], after)
+  ids = xp.where(column == end, end_id, ids)
+  return xp.where(column > end, PAD_ID, ids)
 
 
 def target_ids(
@@ -66,8 +133,14 @@ def target_ids(
 
   Raises:
     RealmError: The template lacks `{answer}`, or the vocabulary the sentinels
-      of a text.
+      of a text, or it ends texts by another token than the model.
   """
+  if view.vocabulary.eos_id != reader.end_id:
+    raise RealmError(
+      f"the vocabulary of the view {view.name!r} ends a text by token "
+      f"{view.vocabulary.eos_id}, and the model by {reader.end_id}; make the "
+      "view with the model's own spiece.model"
+    )
   filled = [_filled(reader.target, "{answer}", text) for text in targets]
   mark = SENTINEL.format(0)
   if not view.vocabulary.sentinels and any(mark in text for text in filled):

@@ -104,6 +104,16 @@ class GenerativeReader(nn.Module):
     """Share of what is dropped in training."""
     return self.t5.dropout_rate
 
+  @property
+  def end_id(self) -> int:
+    """Token after the last one of a text."""
+    return self.t5.end_id
+
+  @property
+  def vocab_size(self) -> int | None:
+    """Number of token ids; None until it is made for a vocabulary."""
+    return self.t5.vocab_size
+
   def likelihoods(self, inputs: TextInputs, *, single: bool) -> Likelihoods:
     """Returns the likelihoods of the targets.
 

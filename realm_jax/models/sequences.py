@@ -134,6 +134,10 @@ def mean(
   sequences: Sequences, hidden: Float[Array, "r l d"]
 ) -> Float[Array, "n d"]:
   """Returns the mean hidden state of each sequence's tokens."""
+  if isinstance(sequences, PaddedSequences):
+    is_token = jnp.asarray(sequences.sequence != NO_SEQUENCE)[..., None]
+    total = jnp.where(is_token, hidden, 0).sum(axis=1)
+    return total / jnp.maximum(is_token.sum(axis=1), 1)
   groups, size = sequences.starts.shape
   dim = hidden.shape[-1]
   sequence = sequences.sequence.reshape(groups, 1, -1)

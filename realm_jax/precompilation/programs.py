@@ -230,6 +230,7 @@ def _searched(setup: StepSetup) -> SearchedBlocks:
     config.data.block_length,
     vocab_size=_vocabulary_of(retriever)["vocab_size"],
     mesh=mesh,
+    reader=setup.text_reader,
   )
   count = _abstract((), jnp.int32, sharding.replicated(mesh))
   return SearchedBlocks(query_params, vectors, count, blocks, plan_of(setup))

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.inputs.reader_texts import passage_ids
 from realm_jax.models.components import Components
 from realm_jax.models.packing import num_groups, token_sequences
 from realm_jax.training.encoder_inputs import BinCounts, needed_bins
@@ -117,5 +118,10 @@ def random_batches(
     rows = rng.integers(corpus.num_blocks, size=shape)
     if stage.null_block:
       rows[:, 0] = NULL_ROW
-    candidates = corpus.gather(rows, block_length)
-    yield stage.dummy_batch(shapes._replace(query=query, candidates=candidates))
+    candidates, passages = corpus.gather(rows, block_length), None
+    if stage.reads_passages:
+      reader = shapes.components.text_reader
+      passages = passage_ids(reader, corpus.view(reader.view), rows)
+    yield stage.dummy_batch(
+      shapes._replace(query=query, candidates=candidates, passages=passages)
+    )

@@ -19,7 +19,7 @@ from realm_jax.checkpoints.store import READER_VOCABULARY
 from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.errors import RealmError
 from realm_jax.indexes.exact import capacity_for
-from realm_jax.models.components import Components
+from realm_jax.models.components import Components, TextReader
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -74,6 +74,13 @@ class StepSetup:
   def _num_searched(self, num_blocks: int) -> int:
     retrieval = self.config.stage.retrieval
     return 0 if retrieval is None else retrieval.num_searched(num_blocks)
+
+  @property
+  def text_reader(self) -> TextReader | None:
+    """Reader of passages, if the stage's is one."""
+    if self.config.stage.reads_passages:
+      return self.components.text_reader
+    return None
 
   @property
   def own_rows(self) -> Int[np.ndarray, " b"]:
@@ -270,6 +277,7 @@ class CompiledSteps:
         config.stage.retrieval,
         setup.mesh,
         setup.blocks_of_device(config.refresh.blocks_per_step),
+        0 if setup.text_reader is None else setup.text_reader.input_length,
       )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 

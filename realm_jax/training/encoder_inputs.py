@@ -48,15 +48,22 @@ class Candidates(NamedTuple):
   Attributes:
     tokens: Padded tokens, `[CLS] title [SEP] body [SEP]`.
     dropout_ids: Id of each block, from which dropout makes its masks.
+    passages: Padded passages, for a stage whose reader reads these
+      (`reader_texts.passage_ids`).
   """
 
   tokens: Int[AnyArray, "b k l"]
   dropout_ids: UInt32[AnyArray, "b k"]
+  passages: Int[AnyArray, "b k m"] | None = None
 
   @classmethod
-  def of(cls, tokens: Int[np.ndarray, "b k l"]) -> "Candidates":
+  def of(
+    cls,
+    tokens: Int[np.ndarray, "b k l"],
+    passages: Int[np.ndarray, "b k m"] | None = None,
+  ) -> "Candidates":
     """Returns candidates whose dropout ids follow from their tokens."""
-    return cls(tokens, packing.content_ids(tokens))
+    return cls(tokens, packing.content_ids(tokens), passages)
 
 
 class EncoderInputs(NamedTuple):

@@ -363,7 +363,12 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
       blocks = last.searched.blocks
     else:
       length = config.data.block_length
-      blocks = load_blocks(made.corpus, block_length=length, mesh=setup.mesh)
+      blocks = load_blocks(
+        made.corpus,
+        block_length=length,
+        mesh=setup.mesh,
+        reader=setup.text_reader,
+      )
     exact = made.index
     assert isinstance(exact, ExactIndex)
     searched = SearchedBlocks(

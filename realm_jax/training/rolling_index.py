@@ -88,7 +88,12 @@ class RollingIndex:
     """
     setup, corpus = self._setup, self._setup.corpus
     block_length = setup.config.data.block_length
-    blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
+    blocks = load_blocks(
+      corpus,
+      block_length=block_length,
+      mesh=setup.mesh,
+      reader=setup.text_reader,
+    )
     shapes = abstract_vectors(setup)
     found = self._checkpoints.own_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()

@@ -21,8 +21,13 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt32
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import capacity_for
+from realm_jax.inputs.reader_texts import passage_ids
 from realm_jax.models import sequences
-from realm_jax.models.components import Retriever, embed_queries
+from realm_jax.models.components import (
+  Retriever,
+  TextReader,
+  embed_queries,
+)
 from realm_jax.models.packing import content_ids
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
@@ -54,19 +59,22 @@ class BlockArrays(NamedTuple):
       to 128.
     null_tokens: The null block, which is not stored among the others.
     null_dropout_id: The dropout id of the null block.
+    passages: What a stage's reader reads of each block, in 16 bits if its
+      vocabulary fits; None if it reads the tokens.
   """
 
   tokens: Shaped[Array, "n c"]
   marks: tuple[UInt32[Array, " n"], ...]
   null_tokens: Int[Array, " l"]
   null_dropout_id: UInt32[Array, ""]
+  passages: Shaped[Array, "n m"] | None = None
 
   @classmethod
   def partitions(cls) -> Any:
     """Returns the partition of each array, in such a tuple."""
     divided: Any = PartitionSpec(MESH_AXES)
     whole: Any = PartitionSpec()
-    return cls(divided, divided, whole, whole)
+    return cls(divided, divided, whole, whole, divided)
 
 
 @jax.tree_util.register_dataclass
@@ -93,34 +101,58 @@ class SearchedBlocks:
 
 
 def load_blocks(
-  corpus: Corpus, *, block_length: int, mesh: Mesh
+  corpus: Corpus,
+  *,
+  block_length: int,
+  mesh: Mesh,
+  reader: TextReader | None = None,
 ) -> BlockArrays:
   """Reads a corpus; each process reads the rows of its devices alone.
 
-  It does not communicate, so that any thread may call it.
+  It does not communicate, so that any thread may call it. With a `reader`, its
+  passages are read, too.
   """
   shapes = abstract_blocks(
-    corpus.num_blocks, block_length, vocab_size=corpus.vocab_size, mesh=mesh
+    *(corpus.num_blocks, block_length),
+    vocab_size=corpus.vocab_size,
+    mesh=mesh,
+    reader=reader,
   )
-  capacity, columns = shapes.tokens.shape
+  capacity, _ = shapes.tokens.shape
   # Zeros stand for rows past the last block.
   marks = np.zeros((3, capacity), np.uint32)
   marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
 
-  def tokens_of_device(index: Any) -> np.ndarray:
+  def of_device(
+    index: Any, abstract: Any, read: Callable[[Any], np.ndarray]
+  ) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)
-    tokens = np.zeros((stop - start, columns), shapes.tokens.dtype)
+    found = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
     last = min(stop, corpus.num_blocks)
     for first in range(start, last, _ROWS_PER_COPY):
       rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
-      part = corpus.gather(rows, block_length)
-      tokens[rows - start, :block_length] = part
-      marks[2, rows] = content_ids(part)
-    return tokens
+      part = read(rows)
+      found[rows - start, : part.shape[1]] = part
+    return found
 
-  tokens = jax.make_array_from_callback(
-    shapes.tokens.shape, shapes.tokens.sharding, tokens_of_device
-  )
+  def on_devices(abstract: Any, read: Callable[[Any], np.ndarray]) -> jax.Array:
+    return jax.make_array_from_callback(
+      abstract.shape,
+      abstract.sharding,
+      lambda index: of_device(index, abstract, read),
+    )
+
+  def tokens_of(rows: Int[np.ndarray, " n"]) -> np.ndarray:
+    part = corpus.gather(rows, block_length)
+    marks[2, rows] = content_ids(part)
+    return part
+
+  tokens, passages = on_devices(shapes.tokens, tokens_of), None
+  if reader is not None:
+    view = corpus.view(reader.view)
+    passages = on_devices(
+      shapes.passages, functools.partial(passage_ids, reader, view)
+    )
   null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
   null: Any = null_tokens, content_ids(null_tokens)
   return BlockArrays(
@@ -134,32 +166,46 @@ def load_blocks(
       for mark in marks
     ),
     *sharding.replicate(null, mesh),
+    passages=passages,
   )
 
 
 def abstract_blocks(
-  num_blocks: int, block_length: int, *, vocab_size: int, mesh: Mesh
+  num_blocks: int,
+  block_length: int,
+  *,
+  vocab_size: int,
+  mesh: Mesh,
+  reader: TextReader | None = None,
 ) -> BlockArrays:
   """Returns the abstract arrays of a corpus, with their shardings."""
   capacity = capacity_for(num_blocks, devices=mesh.size)
-  columns = block_length
-  if mesh.devices.flat[0].platform == "tpu":
-    # TPUs gather rows that are padded to whole tiles. They would copy an array
-    # of other rows into such rows, at each step.
-    columns = -(-block_length // _TPU_LANES) * _TPU_LANES
-  is_small = vocab_size <= _MAX_VOCABULARY_OF_16_BITS
+  # TPUs gather rows that are padded to whole tiles. They would copy an array of
+  # other rows into such rows, at each step.
+  is_tpu = mesh.devices.flat[0].platform == "tpu"
+  lanes = _TPU_LANES if is_tpu else 1
 
   def abstract(partition: PartitionSpec, dtype: Any, *shape: int) -> Any:
     placed = NamedSharding(mesh, partition)
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=placed)
 
   divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
-  token_type = jnp.uint16 if is_small else jnp.uint32
+
+  def tokens(size: int, length: int) -> Any:
+    is_small = size <= _MAX_VOCABULARY_OF_16_BITS
+    dtype = jnp.uint16 if is_small else jnp.uint32
+    return abstract(divided, dtype, capacity, -(-length // lanes) * lanes)
+
+  passages = None
+  if reader is not None:
+    assert reader.vocab_size is not None
+    passages = tokens(reader.vocab_size, reader.input_length)
   return BlockArrays(
-    tokens=abstract(divided, token_type, capacity, columns),
+    tokens=tokens(vocab_size, block_length),
     marks=(abstract(divided, jnp.uint32, capacity),) * 3,
     null_tokens=abstract(whole, jnp.int32, block_length),
     null_dropout_id=abstract(whole, jnp.uint32),
+    passages=passages,
   )
 
 
@@ -249,12 +295,15 @@ class SearchInStep:
     retrieval: How the stage chooses candidates.
     num_refreshed: Number of blocks that each device embeds again, if the run
       keeps a rolling index.
+    passage_length: Padded length of a passage, if the stage's reader reads
+      passages.
   """
 
   retriever: Retriever
   retrieval: Retrieval
   mesh: Mesh
   num_refreshed: int
+  passage_length: int = 0
 
   def __call__(
     self,
@@ -307,6 +356,7 @@ class SearchInStep:
       jnp.asarray(batch.source_hash),
       searched.blocks,
       retrieval=self.retrieval,
+      passage_length=self.passage_length,
       mesh=self.mesh,
     )
     return state, batch._replace(candidates=candidates), metrics
@@ -318,6 +368,7 @@ def _gather_candidates(
   blocks: BlockArrays,
   *,
   retrieval: Retrieval,
+  passage_length: int,
   mesh: Mesh,
 ) -> Candidates:
   """Returns the candidates that the host would choose, with their tokens."""
@@ -337,21 +388,27 @@ def _gather_candidates(
     # The null block in front comes in below: nobody need fetch it.
     first = int(retrieval.null_block)
     kept = jnp.maximum(places[:, first:], 0)
-    tokens = _fetch(
-      lambda local: blocks.tokens[local][..., : len(blocks.null_tokens)].astype(
-        jnp.uint32
-      ),
-      jnp.take_along_axis(rows, kept, axis=1),
-      rows_of_device=len(blocks.tokens),
-    ).astype(jnp.int32)
-    dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
-    tokens = jnp.pad(tokens, ((0, 0), (first, 0), (0, 0)))
-    dropout_ids = jnp.pad(dropout_ids, ((0, 0), (first, 0)))
+    kept_rows = jnp.take_along_axis(rows, kept, axis=1)
     is_null = places == NULL_ROW
-    null = jnp.broadcast_to(blocks.null_tokens, tokens.shape)
+
+    def fetch(array: Shaped[Array, "n c"], null: Int[Array, " l"]) -> Any:
+      found = _fetch(
+        lambda local: array[local][..., : len(null)].astype(jnp.uint32),
+        kept_rows,
+        rows_of_device=len(array),
+      ).astype(jnp.int32)
+      found = jnp.pad(found, ((0, 0), (first, 0), (0, 0)))
+      return jnp.where(is_null[..., None], null, found)
+
+    dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
+    dropout_ids = jnp.pad(dropout_ids, ((0, 0), (first, 0)))
+    passages = None
+    if blocks.passages is not None:
+      passages = fetch(blocks.passages, jnp.zeros(passage_length, jnp.int32))
     return Candidates(
-      jnp.where(is_null[..., None], null, tokens),
+      fetch(blocks.tokens, blocks.null_tokens),
       jnp.where(is_null, blocks.null_dropout_id, dropout_ids),
+      passages,
     )
 
   by_group = PartitionSpec(BATCH_AXES)

@@ -55,7 +55,8 @@ def test_a_reader_that_writes_writes_the_exchanged_name(corpus):
     names = [bob, ali] if is_changed else [ali, bob]
     changed += is_changed
     for before, after in (
-      (plain.read, made.read),
+      (plain.prompts, made.prompts),
+      (plain.candidates.passages, made.candidates.passages),
       (plain.targets, made.targets),
     ):
       wanted = np.select([before == ali, before == bob], names, before)

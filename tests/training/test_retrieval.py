@@ -1,6 +1,7 @@
 """Host, step and evaluation choose the same candidates, which are the best."""
 
 import contextlib
+import dataclasses
 import functools
 import threading
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.corpus.update import add_views
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
@@ -16,6 +18,9 @@ from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.components import Components
+from realm_jax.models.generative_reader import GenerativeReader
+from realm_jax.models.t5 import T5Config
 from realm_jax.partitioning import sharding
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import LoopState, StepRecord
@@ -33,6 +38,8 @@ from realm_jax.training.search_in_step import (
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.text_to_text import TextToText
 from realm_jax.training.state import TrainState
 from tests import tiny_world
 
@@ -41,6 +48,7 @@ TASKS = {
   Pretraining: "masked_salient_spans",
   InverseCloze: "inverse_cloze",
   OpenQa: "open_qa",
+  TextToText: "masked_salient_spans",
 }
 STAGES = {
   "as_in_the_paper": Pretraining(num_candidates=4),
@@ -52,6 +60,7 @@ STAGES = {
   "words_first": Pretraining(num_candidates=4, read_gold=True),
   "hard_negatives": InverseCloze(num_hard_negatives=3),
   "open_qa": OpenQa(num_searched_blocks=10, num_read=3),
+  "texts": TextToText(num_read=4, drop_source=True),
   "snapshot_queries": OpenQa(num_searched_blocks=2, current_queries=False),
 }
 INDEXES = {
@@ -62,6 +71,11 @@ INDEXES = {
   "scann": ScannConfig(),
   "bm25": Bm25Config(),
 }
+WRITER = GenerativeReader(
+  T5Config(hidden_size=8, num_layers=1, num_heads=2, head_size=4),
+  prompt="{query}",
+  input_length=60,
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +106,7 @@ def _run_over(index, examples, folder) -> TrainedRun:
   )
   tiny_world.write_corpus(folder, [*articles, *copies], vocab=vocab)
   world = tiny_world.World(folder)
+  add_views(world.corpus_dir, ["t5:train:300"])
   # The parameters are no longer those of the snapshot.
   world.save_checkpoint(folder / "run", stage=Pretraining())
   world.build_snapshot(folder / "run", index=index)
@@ -149,9 +164,8 @@ def test_all_choose_the_same_candidates(
     )
     np.testing.assert_array_equal(searched.rows, evaluated.rows)
     return
-  by_evaluation, _ = stage.features(
-    batch, evaluated, run.stage_context(retrieval)
-  )
+  context = _context(run, stage)
+  by_evaluation, _ = stage.features(batch, evaluated, context)
   jax.tree.map(np.testing.assert_array_equal, by_host, by_evaluation)
   if not isinstance(run.snapshot.index, ExactIndex) or name == "words_first":
     return
@@ -161,8 +175,20 @@ def test_all_choose_the_same_candidates(
     np.testing.assert_array_equal(by_host.blocks[:, 1:], expected)
     return
   np.testing.assert_array_equal(by_host.candidates.tokens, expected)
-  in_step = _by_step(run, batch, stage)
+  in_step = _by_step(run, batch, stage, context)
   jax.tree.map(np.testing.assert_array_equal, in_step, by_host.candidates)
+
+
+def _context(run, stage) -> StageContext:
+  context = run.stage_context(stage.retrieval)
+  if not stage.reads_passages:
+    return context
+  components = Components({**run.components, "reader": WRITER}).for_vocabulary(
+    vocab_size=run.corpus.vocab_size,
+    separator_id=run.corpus.vocabulary.sep_id,
+    views=run.corpus.view_sizes,
+  )
+  return dataclasses.replace(context, components=components)
 
 
 def _config(run, examples, stage, model_dir) -> TrainConfig:
@@ -183,7 +209,7 @@ def _config(run, examples, stage, model_dir) -> TrainConfig:
     ),
     stage=stage,
     retriever=tiny_world.RETRIEVER,
-    reader=tiny_world.READER,
+    reader=WRITER if stage.reads_passages else tiny_world.READER,
     optimizer=OptimizerConfig(learning_rate=1e-3),
     num_steps=1,
   )
@@ -225,20 +251,28 @@ def _by_hand(run, batch, vectors, retrieval: Retrieval):
   return np.array(rows)
 
 
-def _by_step(run, batch, stage):
+def _by_step(run, batch, stage, context):
   """Candidates that a step finds on the devices of the run."""
   retrieval, mesh, index = stage.retrieval, run.mesh, run.snapshot.index
-  made, _ = stage.features(batch, None, run.stage_context(retrieval))
-  length = run.config.block_length
+  made, _ = stage.features(batch, None, context)
+  reader = None
+  if stage.reads_passages:
+    reader = context.components.text_reader
+  blocks = load_blocks(
+    run.corpus, block_length=context.block_length, mesh=mesh, reader=reader
+  )
   number = retrieval.num_searched(run.corpus.num_blocks)
   searched = SearchedBlocks(
     {} if retrieval.current_queries else run.snapshot.query_params,
     index.vectors,
     index.count,
-    load_blocks(run.corpus, block_length=length, mesh=mesh),
+    blocks,
     index.plan(number, num_queries=len(made.query)),
   )
-  search = SearchInStep(run.components.retriever, retrieval, mesh, 1)
+  search = SearchInStep(
+    *(run.components.retriever, retrieval, mesh, 1),
+    passage_length=reader.input_length if reader else 0,
+  )
   state = TrainState(np.int32(0), run.params, ())
   with jax.set_mesh(mesh):
     _, found, _ = jax.jit(search, static_argnums=3)(

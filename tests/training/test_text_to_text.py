@@ -9,6 +9,7 @@ from flax import linen as nn
 from scipy.special import log_softmax, logsumexp
 
 from realm_jax.errors import RealmError
+from realm_jax.inputs.reader_texts import joined
 from realm_jax.models.components import Components
 from realm_jax.models.generative_reader import GenerativeReader, TextInputs
 from realm_jax.models.packing import TokenSequences, padded_inputs
@@ -43,18 +44,26 @@ def batch() -> TextBatch:
   made = tiny.batch("pretraining")
   shape = made.candidates.tokens.shape[:2]
 
-  def texts(*shape):
+  def texts(*shape, longest, end=False):
     ids = rng.integers(2, 50, shape).astype(np.int32)
-    sizes = rng.integers(1, shape[-1], shape[:-1])[..., None]
+    sizes = rng.integers(1, longest, shape[:-1])[..., None]
     ids = np.where(np.arange(shape[-1]) < sizes, ids, 0)
-    return np.where(np.arange(shape[-1]) == sizes, 1, ids).astype(np.int32)
+    ends = end & (np.arange(shape[-1]) == sizes)
+    return np.where(ends, 1, ids).astype(np.int32)
 
+  passages = texts(*shape, _LENGTH, longest=7)
   return TextBatch(
     made.query,
-    Candidates.of(made.candidates.tokens),
-    texts(*shape, _LENGTH),
-    texts(tiny.BATCH, _TARGET),
+    Candidates.of(made.candidates.tokens, passages),
+    texts(tiny.BATCH, _LENGTH, longest=4),
+    texts(tiny.BATCH, _TARGET, longest=_TARGET, end=True),
   )
+
+
+def inputs_of(given: TextBatch) -> TextInputs:
+  read = joined(given.prompts, given.candidates.passages, end_id=1)
+  tokens = TokenSequences(read.reshape(-1, _LENGTH))
+  return padded_inputs(TextInputs(tokens, given.targets))
 
 
 @functools.cache
@@ -86,8 +95,7 @@ def stage_of(**settings) -> TextToText:
 def likelihoods(fusion, params, given):
   """Log p of the targets given all candidates, and given each, in float64."""
   reader = components(fusion)["reader"]
-  tokens = TokenSequences(given.read.reshape(-1, _LENGTH))
-  inputs = padded_inputs(TextInputs(tokens, given.targets))
+  inputs = inputs_of(given)
   apply = functools.partial(reader.apply, single=True, method="likelihoods")
   found = jax.jit(apply)({"params": params["reader"]}, inputs)
   is_token = given.targets != 0
@@ -182,8 +190,7 @@ def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
   # The reader's is that of its own likelihood.
   given = batch()
   reader = components("decoder")["reader"]
-  tokens = TokenSequences(given.read.reshape(-1, _LENGTH))
-  inputs = padded_inputs(TextInputs(tokens, given.targets))
+  inputs = inputs_of(given)
 
   def reading(own):
     found = reader.apply(
@@ -201,7 +208,8 @@ def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
 def test_without_blocks_the_reader_alone_learns():
   params, stage = parameters("decoder"), TextToText(num_read=1, null_block=True)
   made, given = components("decoder"), batch()
-  given = given._replace(read=given.read[:, :1])
+  first = jax.tree.map(lambda x: x[:, :1], given.candidates)
+  given = given._replace(candidates=first)
 
   def mean(params):
     inputs = padded_inputs(stage.inputs(made, given))
@@ -218,6 +226,18 @@ def test_without_blocks_the_reader_alone_learns():
   assert size["retriever"] == 0 < size["reader"]
 
 
+def test_reranking_reads_what_the_current_towers_score_best():
+  params, given = parameters("decoder"), batch()
+  stage = TextToText(num_read=2, num_reranked=tiny.CANDIDATES)
+  assert stage.retrieval.num_kept == tiny.CANDIDATES
+  encoders = Encoders(components("decoder"), params, {})
+  found = jax.jit(lambda given: stage.rerank(encoders, given))(given).candidates
+  best = np.argsort(-log_prior_of(params, given), axis=1)[:, :2]
+  for taken, every in zip(found, given.candidates, strict=True):
+    for own, order, of_query in zip(taken, best, every, strict=True):
+      np.testing.assert_array_equal(own, of_query[order])
+
+
 @pytest.mark.parametrize(
   ("objective", "fusion"), [("marginal", "decoder"), ("fid_kd", "marginal")]
 )
@@ -226,6 +246,8 @@ def test_choices_that_do_not_fit_are_refused(objective, fusion):
     loss(stage_of(objective=objective), fusion, parameters(fusion))
   with pytest.raises(RealmError, match="NUM_READ=1 to 2 or more"):
     TextToText(num_read=1, objective="leave_one_out")
+  with pytest.raises(RealmError, match="NUM_RERANKED=2 with NUM_READ=4"):
+    TextToText(num_read=4, num_reranked=2)
   with pytest.raises(RealmError, match="has no target"):
     TextToText(objective="emdr2", target_temperature=0.1)
   with pytest.raises(RealmError, match="writes texts"):

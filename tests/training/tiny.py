@@ -62,7 +62,9 @@ def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
 
 def writing_components():
   """A retriever, and a reader that writes from the corpus's wordpieces."""
-  t5 = T5Config(hidden_size=8, num_layers=1, num_heads=2, head_size=4)
+  t5 = T5Config(
+    hidden_size=8, num_layers=1, num_heads=2, head_size=4, end_id=SEP
+  )
   reader = GenerativeReader(
     *(t5, None), prompt="{query}", input_length=24, target_length=8
   )

@@ -129,7 +129,8 @@ class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
   Each query has `num_candidates` padded blocks, and `num_searched` are searched
-  for it. `max_masks` are scored.
+  for it. `max_masks` are scored. Their `passages` are for a stage that reads
+  these.
   """
 
   components: Components
@@ -137,6 +138,7 @@ class ExampleArrays(NamedTuple):
   candidates: Int[np.ndarray, "b k l"]
   num_searched: int
   max_masks: int
+  passages: Int[np.ndarray, "b k m"] | None = None
 
 
 class Stage(abc.ABC):
@@ -153,6 +155,8 @@ class Stage(abc.ABC):
     num_candidates: Number of blocks that its step reads for each query.
     null_block: Whether the first of them is the null block.
     needs_answers: Whether it asks which blocks contain answers.
+    reads_passages: Whether its reader reads the passages of its candidates, and
+      not their tokens.
     asked: What its reader learns to answer; None if it may be either.
     evaluation: Recipe that evaluates a run of it; None if there is none.
     compares: Whether its loss compares all examples of a batch: the `compare`
@@ -162,6 +166,7 @@ class Stage(abc.ABC):
 
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
   needs_answers: ClassVar[bool] = False
+  reads_passages: ClassVar[bool] = False
   compares: ClassVar[bool] = False
   asked: ClassVar[Asked | None] = None
   evaluation: ClassVar[str | None] = None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
@@ -22,7 +22,8 @@ from realm_jax.models import AnyArray
 from realm_jax.models.components import Components, TextReader
 from realm_jax.models.generative_reader import TextInputs
 from realm_jax.models.packing import TokenSequences
-from realm_jax.models.sequences import PAD_ID
+from realm_jax.models.retriever import relevance
+from realm_jax.models.sequences import PAD_ID, padded
 from realm_jax.objectives.marginal import Evidence, Form, reader_loss
 from realm_jax.objectives.masked_lm import (
   OBJECTIVES,
@@ -32,7 +33,11 @@ from realm_jax.objectives.masked_lm import (
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, PositiveInt
 from realm_jax.training import encoder_inputs
-from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
+from realm_jax.training.encoder_inputs import (
+  Candidates,
+  EncoderInputs,
+  to_words,
+)
 from realm_jax.training.retrieval import Retrieval, at_places
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
@@ -49,15 +54,19 @@ class TextBatch(NamedTuple):
 
   Attributes:
     query: Queries, as the retriever reads them.
-    candidates: Blocks, as the retriever reads them.
-    read: Prompt and passage of each candidate, as the reader reads them.
+    candidates: Blocks, as the retriever reads them, and their passages, as the
+      reader does; None where the step finds them.
+    prompts: Queries, as the reader reads them.
     targets: What the reader is to write.
+    source_hash: Content hash of each query's block, in two words, where the
+      step finds the candidates; zeros if none is dropped.
   """
 
   query: Int[AnyArray, "b q"]
-  candidates: Candidates
-  read: Int[AnyArray, "b k l"]
+  candidates: Candidates | None
+  prompts: Int[AnyArray, "b l"]
   targets: Int[AnyArray, "b t"]
+  source_hash: UInt32[AnyArray, "b 2"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +79,9 @@ class TextToText(Stage):
 
   Attributes:
     num_read: Number of candidates, the null block included.
+    num_reranked: Number of blocks that are retrieved and embedded anew, with
+      the current parameters, to choose the candidates, as in Atlas' code. None
+      takes the candidates as they were retrieved.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped.
     objective: What the retriever learns from: `emdr2`, `perplexity`,
@@ -95,6 +107,7 @@ class TextToText(Stage):
   """
 
   num_read: Annotated[PositiveInt, OfRun()] = 20
+  num_reranked: Annotated[PositiveInt | None, OfRun()] = None
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[str, OfRun()] = "emdr2"
   loss_form: Annotated[Form, OfRun()] = "joint"
@@ -106,6 +119,7 @@ class TextToText(Stage):
   read_source: bool = False
   read_gold: bool = False
   current_queries: bool = True
+  reads_passages = True
   asked = "question"
   evaluation = "gin/runs/eval.gin"
 
@@ -117,6 +131,14 @@ class TextToText(Stage):
       temperature=self.target_temperature,
       setting="NUM_READ",
     )
+    if self.num_reranked is not None and (
+      self.num_reranked < self.num_read or self.null_block
+    ):
+      raise RealmError(
+        f"NUM_RERANKED={self.num_reranked} with NUM_READ={self.num_read} and "
+        f"NULL_BLOCK={self.null_block}; want as many blocks as are read or "
+        "more, and NULL_BLOCK = False"
+      )
 
   @property
   def frozen(self) -> tuple[str, ...]:
@@ -125,20 +147,22 @@ class TextToText(Stage):
 
   @property
   def num_candidates(self) -> int:
-    return 1 if self.read_source else self.num_read
+    return 1 if self.read_source else self.num_reranked or self.num_read
 
   @property
   def retrieval(self) -> Retrieval | None:
-    num_kept = self.num_read - self.null_block
+    num_kept = (self.num_reranked or self.num_read) - self.null_block
     if not num_kept or self.read_source:
       return None
     return Retrieval(
       num_kept,
-      setting="NUM_READ",
+      setting="NUM_RERANKED" if self.num_reranked else "NUM_READ",
       num_spare=self.num_spare,
       drop_source=self.drop_source,
       null_block=self.null_block,
       current_queries=self.current_queries,
+      # A compiled step does not look for masked words in the blocks.
+      in_step=not self.read_gold,
     )
 
   def features(
@@ -146,13 +170,13 @@ class TextToText(Stage):
   ) -> Features:
     query, reader = batch.array("query"), context.components.text_reader
     examples = context.examples or context.corpus
-    corpus = context.corpus
+    corpus, rows = context.corpus, None
     if self.read_source:
       corpus = examples
       rows = corpus.rows_of(batch.array("source_id"))[:, None]
-    elif found is None or self.retrieval is None:
+    elif self.retrieval is None:
       rows = np.full((len(query), 1), NULL_ROW)
-    else:
+    elif found is not None:
       gold = None
       if self.read_gold:
         gold = masked_words.has_masked_words(batch, found.rows, corpus)
@@ -162,30 +186,76 @@ class TextToText(Stage):
     texts, targets = reader_texts.texts_of(batch, examples)
     made = TextBatch(
       query,
-      Candidates.of(corpus.gather(rows, context.block_length)),
-      reader_texts.input_ids(reader, view, texts, rows),
+      None,
+      reader_texts.prompt_ids(reader, view, texts),
       reader_texts.target_ids(reader, view, targets),
     )
-    return made, {}
+    if rows is None:
+      hashes = np.zeros(len(query), np.int64)
+      if self.drop_source:
+        hashes = batch.array("source_hash")
+      return made._replace(source_hash=to_words(hashes)), {}
+    candidates = Candidates.of(
+      corpus.gather(rows, context.block_length),
+      reader_texts.passage_ids(reader, view, rows),
+    )
+    return made._replace(candidates=candidates), {}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TextBatch:
     reader = self._reader(shapes.components)
-    shape = shapes.candidates.shape[:2]
+    count, number = shapes.candidates.shape[:2]
+    length, passages = reader.input_length, shapes.passages
+    if passages is None:
+      passages = np.zeros((count, number, length), np.int32)
+    # A prompt is about as long as its query.
+    prompts = np.zeros((count, length), np.int32)
+    width = min(length, shapes.query.shape[1])
+    prompts[:, :width] = shapes.query[:, :width]
     return TextBatch(
       shapes.query,
-      Candidates.of(shapes.candidates),
-      np.zeros((*shape, reader.input_length), np.int32),
-      np.zeros((len(shapes.query), reader.target_length), np.int32),
+      Candidates.of(shapes.candidates, passages),
+      prompts,
+      np.zeros((count, reader.target_length), np.int32),
     )
 
+  def rerank(self, encoders: Encoders, batch: TextBatch) -> TextBatch:
+    """Takes the `num_read` best of the candidates by the current towers."""
+    if self.retrieval is None or self.num_reranked is None:
+      return batch
+    assert batch.candidates is not None
+    retriever, tokens = encoders.components.retriever, batch.candidates.tokens
+    flat = jnp.asarray(tokens).reshape(-1, tokens.shape[-1])
+    queries, blocks = encoders.frozen("retriever").apply(
+      "retriever",
+      padded(jnp.asarray(retriever.query_input(batch.query))),
+      padded(jnp.asarray(retriever.block_input(flat))),
+    )
+    blocks = blocks.reshape(*tokens.shape[:2], -1)
+    scale = retriever.score_scale
+    scores = relevance(queries, blocks, score_scale=scale)
+    _, places = lax.top_k(scores, self.num_read)
+
+    def taken(x: AnyArray) -> jax.Array:
+      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+      return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
+
+    return batch._replace(candidates=jax.tree.map(taken, batch.candidates))
+
   def inputs(self, components: Components, batch: TextBatch) -> EncoderInputs:
-    length = batch.read.shape[-1]
-    tokens = TokenSequences(jnp.asarray(batch.read).reshape(-1, length))
+    reader, candidates = self._reader(components), batch.candidates
+    assert candidates is not None and candidates.passages is not None
+    # They are reranked by now, except where lengths alone are wanted.
+    candidates = jax.tree.map(lambda x: x[:, : self.num_read], candidates)
+    read = reader_texts.joined(
+      *(jnp.asarray(batch.prompts), jnp.asarray(candidates.passages)),
+      end_id=reader.end_id,
+    )
+    tokens = TokenSequences(read.reshape(-1, read.shape[-1]))
     read = TextInputs(tokens, batch.targets)
     if self.retrieval is None:
       return EncoderInputs(reader=read)
     retriever = components.retriever
-    blocks, index = encoder_inputs.distinct_blocks(retriever, batch.candidates)
+    blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
     return EncoderInputs(queries, blocks, index, read)
 

@@ -163,7 +163,7 @@ def test_what_a_reader_that_writes_learns_to_read(corpora, settings, bodies):
   words = searched.vocabulary
   assert _bodies(words, made.candidates.tokens[0]) == bodies
   # It reads these and writes the masked word.
-  for ids, body in zip(made.read[0], bodies, strict=True):
+  for ids, body in zip(made.candidates.passages[0], bodies, strict=True):
     assert body in words.decode(ids.tolist())
   assert "rhine" in words.decode(made.targets[0].tolist())
 
