@@ -2,10 +2,11 @@
 
 The stage of the run, or a gin file, chooses the evaluation: gin/runs/eval.gin
 answers questions, gin/runs/eval_retrieval.gin retrieves blocks for them, and
-gin/runs/eval_masked.gin and eval_statements.gin fill in masked words. The
-figures are printed and written to OUTPUT_DIR, by default MODEL_DIR/eval
-(docs/evaluation.md). Several processes share the questions and OUTPUT_DIR, and
-process 0 prints. The same command resumes an evaluation that was killed.
+gin/runs/eval_masked.gin, eval_masked_text.gin and eval_statements.gin fill in
+masked words. The figures are printed and written to OUTPUT_DIR, by default
+MODEL_DIR/eval (docs/evaluation.md). Several processes share the questions and
+OUTPUT_DIR, and process 0 prints. The same command resumes an evaluation that
+was killed.
 
 With `--follow`, each new checkpoint of MODEL_DIR is evaluated into a folder of
 OUTPUT_DIR, until SIGTERM or FOLLOW_UNTIL_STEP. MODEL_DIR/best.json names the

@@ -20,22 +20,22 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.training.encoder_inputs import PackingLayout
-from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.stage import Stage, StepBatch
 
 
 def evaluate_masked_lm(
   *,
   config: RunConfig,
   data: DataConfig,
-  stage: Pretraining,
+  stage: Stage,
   num_batches: PositiveInt = 32,
   output_dir: epath.PathLike | None = None,
 ) -> Figures:
-  """Fills in masked words from retrieved blocks, and from the null block.
+  """Fills in masked words from retrieved blocks.
 
-  The candidates are chosen as in training: the null block and what the index
-  finds, without the sentence's own block; or the null block alone, which needs
-  no index. Returns the contents of `metrics.json`: the metrics of the stage,
+  The candidates are chosen as in training: what the index finds, without the
+  sentence's own block, and the null block if the stage has it; or the null
+  block alone, which needs no index. Returns the contents of `metrics.json`: the metrics of the stage,
   and perplexities of the masked tokens (docs/evaluation.md).
 
   Args:
@@ -43,7 +43,7 @@ def evaluate_masked_lm(
     data: Task of masked sentences. Its seed should not be the training's, so
       that other words are masked. The batch size is rounded up to a multiple
       of the devices.
-    stage: Stage that says how candidates are retrieved.
+    stage: Stage that masks words and reads candidates, such as `Pretraining`.
     num_batches: Number of batches.
     output_dir: Directory of `metrics.json`, in which an evaluation that was
       killed goes on; None writes nothing.
@@ -113,19 +113,25 @@ def _figures(sums: Scores) -> Figures:
   for name in [name for name in means if name.startswith("log_likelihood")]:
     perplexity = name.replace("log_likelihood", "perplexity")
     means[perplexity] = math.exp(-means[name])
-  return {
-    **means,
-    "num_queries": int(totals["recall weight"]),
-    "num_masks": int(totals["masked_accuracy weight"]),
+  counted = {
+    "num_queries": ("recall", "exact_targets"),
+    "num_masks": ("masked_accuracy", "token_accuracy"),
   }
+  counts = {
+    count: int(totals[f"{name} weight"])
+    for count, averages in counted.items()
+    for name in averages
+    if name in means
+  }
+  return {**means, **counts}
 
 
 def weighted_loss(
-  stage: Pretraining,
+  stage: Stage,
   components: Components,
   layout: PackingLayout,
   params: Params,
-  batch: PretrainingBatch,
+  batch: StepBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
   encoders = stage.encoders(components, params, None)

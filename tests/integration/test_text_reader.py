@@ -87,6 +87,21 @@ def test_a_kill_changes_nothing_while_snapshots_are_swapped(runs):
   assert {row["snapshot"] for row in verdict.curve(unbroken)} == {0, 4}
 
 
+def test_its_masked_sentences_are_evaluated(runs, commands, tmp_path):
+  figures = commands.call(
+    *(evaluate, "eval_masked_text"),
+    MODEL_DIR=runs[0].model_dir,
+    OUTPUT_DIR=tmp_path,
+    NUM_BATCHES=2,
+    BATCH_SIZE=8,
+    NUM_READ=3,
+    PROMPT="{query}",
+  )
+  assert figures["num_candidates"] == 3 and figures["num_queries"] == 16
+  assert 0 <= figures["exact_targets"] <= figures["token_accuracy"] <= 1
+  assert figures["perplexity"] > 1
+
+
 @pytest.fixture(scope="module")
 def answering(runs, commands, tmp_path_factory) -> Path:
   """A run that has learned to answer questions from that pre-training."""
