@@ -196,11 +196,16 @@ def run_demo(demo: Demo) -> dict[str, Any]:
 
 
 def follow_edits(
-  steps: Steps, worlds: GeneratedWorlds, world: World, open_qa: Step
+  steps: Steps,
+  worlds: GeneratedWorlds,
+  world: World,
+  open_qa: Step,
+  checkpoint_step: int = 0,
 ) -> dict[str, int]:
   """Edits facts, rebuilds corpus and index, and asks about the facts.
 
-  The run has been evaluated before, with the same recipes.
+  The run has been evaluated before, with the same recipes. The index is that of
+  a checkpoint's block tower.
 
   Returns:
     How many facts were `edited`; how many of their questions were answered
@@ -213,7 +218,10 @@ def follow_edits(
   corpus = {"CORPUS_DIR": steps.path(_EDITED_CORPUS)}
   name = open_qa.folder.name
   snapshot = steps.build_index(
-    open_qa, f"edited_snapshots/{name}", CHECKPOINT_STEP=0, **corpus
+    open_qa,
+    f"edited_snapshots/{name}",
+    CHECKPOINT_STEP=checkpoint_step,
+    **corpus,
   )
   evaluation = steps.evaluate(
     *(f"edited/{name}", "eval", open_qa, snapshot),

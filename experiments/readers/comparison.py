@@ -29,6 +29,8 @@ class Contender(NamedTuple):
       one before, the first from inverse cloze.
     reader: Bindings of its reader, in trainings and in the evaluation.
     training: Further bindings of all trainings.
+    trains_blocks: Whether fine-tuning also trains the block tower, so that the
+      index is rebuilt meanwhile.
   """
 
   title: str
@@ -36,15 +38,19 @@ class Contender(NamedTuple):
   stages: Sequence[str]
   reader: Mapping[str, Value] = {}
   training: Mapping[str, Value] = {}
+  trains_blocks: bool = False
 
 
 _STAGES = ("reading", "reading_retrieved", "pretrain", "open_qa")
 CONTENDERS = {
   "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES),
-  "fid": Contender("T5 over all blocks (EMDR²)", "readers", _STAGES),
+  "fid": Contender(
+    "T5 over all blocks (EMDR²)", "readers", _STAGES, trains_blocks=True
+  ),
   "marginal": Contender(
     *("T5 over each block (RAG)", "readers", _STAGES),
     *({"FUSION": "marginal"}, {"OBJECTIVE": "marginal"}),
+    trains_blocks=True,
   ),
   "closed_book": Contender(
     *("T5, closed book", "readers", ("closed_book", "closed_book_qa"))
@@ -92,14 +98,21 @@ class ReaderSteps(Steps):
       if stage == "pretrain":
         retriever = before
     assert before is not None
+    # That of the snapshot which a frozen block tower was fine-tuned with.
+    checkpoint, snapshot = 0, None
+    if self.contender.trains_blocks:
+      checkpoint = steps[self.contender.stages[-1]]
+      snapshot = self.build_index(
+        before, f"{self.name}-snapshots", CHECKPOINT_STEP=checkpoint
+      )
     evaluation = self.evaluate(
-      *(before.folder.name, "eval", before),
+      *(before.folder.name, "eval", before, snapshot),
       QUESTIONS=self.path("world/questions-test.jsonl"),
       CANDIDATES="index" if reads else "none",
     )
     found = {**run(evaluation).figures(), "cpu_seconds": round(seconds)}
     if reads:
-      edited = follow_edits(self, worlds, world, before)
+      edited = follow_edits(self, worlds, world, before, checkpoint)
       found["followed"] = edited["followed"] / max(edited["known"], 1)
     figures = {name: found[name] for name in _COLUMNS if name in found}
     figures["steps"] = steps
@@ -112,7 +125,9 @@ class ReaderSteps(Steps):
     """Returns a training, with the builder of the index that it searches."""
     name = f"{self.name}-{stage}"
     builder = None
-    if stage == "pretrain":
+    if stage == "pretrain" or (
+      stage == "open_qa" and self.contender.trains_blocks
+    ):
       builder = self.command("build_index", "build_index", self.folder / name)
     elif stage in ("reading_retrieved", "open_qa"):
       builder = self.first_snapshot(name)
