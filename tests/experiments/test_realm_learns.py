@@ -29,7 +29,7 @@ MAX_SHAPE_BUCKETS = 1
 NUM_LENGTHS = 1
 """
 _MODULE = "tests.experiments.test_realm_learns"
-_ICT_STEPS, _READING_STEPS, _STEPS = 40, 150, 150
+_ICT_STEPS, _READING_STEPS, _STEPS = 40, 250, 75
 
 
 def main() -> None:
