@@ -103,7 +103,9 @@ class RunConfig:
     reader: Reader of the run; None to load the retriever alone.
     components: Further components of the run, by name.
     snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
-      None takes the one that the checkpoint was trained with.
+      None takes the one that the checkpoint was trained with; without a reader,
+      or with one that writes, the one that was built from the checkpoint, if
+      there is one.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
@@ -244,8 +246,9 @@ class TrainedRun:
     if index is None and config.candidates == "random":
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
-    wanted = used or [step]
-    if "reader" not in components:
+    wanted, reader = used or [step], components.get("reader")
+    # With a reader that writes, the block tower is fine-tuned, too.
+    if reader is None or hasattr(reader, "fusion"):
       wanted = [step, *used]
     open_snapshot = functools.partial(
       _load_snapshot,

@@ -137,7 +137,9 @@ def evaluated(commands, tmp_path):
   return run
 
 
-def test_answers_are_texts_with_their_parts_in_the_blocks(answering, evaluated):
+def test_answers_are_texts_with_their_parts_in_the_blocks(
+  answering, commands, evaluated
+):
   _, lines = evaluated(answering, NUM_READ=3)
   for line in lines:
     assert line["answer"] is None
@@ -155,6 +157,10 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(answering, evaluated):
   edited = run.edited({row: "Nobody was born in Rome."})
   changed = edited.explain("where was Ada born?", answer="Rome")
   assert changed.probability != given.probability
+  # The block tower was trained, too.
+  assert run.snapshot_step == 0
+  commands.world.build_snapshot(answering)
+  assert realm_jax.load(answering).snapshot_step == 4
 
 
 def test_closed_book_neither_training_nor_answers_need_an_index(
