@@ -152,18 +152,22 @@ def compare(
 ) -> list[dict[str, Any]]:
   """Measures all systems in rounds; returns the medians, a row for each."""
   peers = _WRITING if num_beams else _STEPS
-  rounds = []
-  for _ in range(given.rounds):
-    found = {
-      name: in_new_process(measure, folder, given.steps, num_beams, precision)
-      for name, precision in _OURS.items()
-    }
-    common = f"--folder={folder}", f"--steps={given.steps}"
-    for name, arguments in peers.items():
-      beams = f"--beams={num_beams or 1}"
-      printed = peer_processes.run("reader", *arguments, *common, beams)
-      found[name] = json.loads(printed)
-    rounds.append(found)
+  what = f"{num_beams} beams" if num_beams else "step"
+  common = f"--folder={folder}", f"--steps={given.steps}"
+  rounds: list[dict[str, dict[str, Any]]] = []
+  for number in range(given.rounds):
+    rounds.append({})
+    for name in (*_OURS, *peers):
+      if name in _OURS:
+        arguments = folder, given.steps, num_beams, _OURS[name]
+        found = in_new_process(measure, *arguments)
+      else:
+        beams = f"--beams={num_beams or 1}"
+        printed = peer_processes.run("reader", *peers[name], *common, beams)
+        found = json.loads(printed)
+      rounds[-1][name] = found
+      seconds = statistics.median(found["seconds"])
+      print(f"round {number + 1}, {what}, {name}: {seconds:.3f} s", flush=True)
   first, rows = rounds[0], []
   for name, own in first.items():
     seconds = [statistics.median(one[name]["seconds"]) for one in rounds]
@@ -173,7 +177,7 @@ def compare(
     agrees = own.get("texts") == wanted if num_beams else f"{own['loss']:.4f}"
     rows.append(
       {
-        "what": f"{num_beams} beams" if num_beams else "step",
+        "what": what,
         "system": name,
         "seconds": statistics.median(seconds),
         "peak_memory_gb": own["peak_memory_gb"],
