@@ -34,7 +34,7 @@ build.
       --output_dir=corpus
 
 keeps the texts of a corpus in a further vocabulary, for a reader such as T5;
-updates then do so, too. A build takes the same flag.
+later updates then do the same. A build takes the same flag.
 
 A gin file may bind the arguments of `build.build_corpus` and
 `update.update_corpus` of `realm_jax.corpus`; flags take precedence.

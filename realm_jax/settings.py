@@ -146,7 +146,7 @@ def accepts(annotation: Any, value: Any) -> bool:
   if not inspect.isclass(expected):
     return True
   if expected in (int, float):
-    # NumPy's numbers, too.
+    # This includes NumPy's numbers.
     kind = numbers.Integral if expected is int else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return is_number and (expected is int or math.isfinite(value))

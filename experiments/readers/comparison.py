@@ -98,7 +98,7 @@ class ReaderSteps(Steps):
       if stage == "pretrain":
         retriever = before
     assert before is not None
-    # That of the snapshot which a frozen block tower was fine-tuned with.
+    # A frozen block tower is evaluated with the snapshot of fine-tuning.
     checkpoint, snapshot = 0, None
     if self.contender.trains_blocks:
       checkpoint = steps[self.contender.stages[-1]]
@@ -141,8 +141,8 @@ class ReaderSteps(Steps):
 def _run_in_cpu_seconds(step: Step) -> float:
   """Runs what is left of a training, and returns the seconds of all of it.
 
-  Those of a process that was killed are unknown, and those of one that SIGTERM
-  has stopped are kept.
+  The seconds of a process that was killed are unknown; those of one that
+  SIGTERM has stopped are kept.
   """
   path = step.folder / "cpu_seconds.json"
   seconds = json.loads(path.read_text()) if path.exists() else 0.0

@@ -243,7 +243,7 @@ class Kept:
 
   @classmethod
   def find(cls, model_dir: epath.PathLike) -> "Kept | None":
-    """Returns that of a MODEL_DIR, or of a run's checkpoint, if it has one."""
+    """Returns what a MODEL_DIR keeps, or a run's checkpoint, or None."""
     path = run_directory(model_dir) / FILE
     return cls.read(path) if path.exists() else None
 
@@ -305,7 +305,7 @@ class Kept:
     bindings.names |= {
       name: _task_modules(name, _decoded(value, modules), modules)
       for name, value in self.shared.items()
-      # Those of a stage of the user's own concern nobody else.
+      # What a user's own stage adds concerns no other command.
       if name in known
     }
     if not is_whole:

@@ -35,8 +35,9 @@ def evaluate_masked_lm(
 
   The candidates are chosen as in training: what the index finds, without the
   sentence's own block, and the null block if the stage has it; or the null
-  block alone, which needs no index. Returns the contents of `metrics.json`: the metrics of the stage,
-  and perplexities of the masked tokens (docs/evaluation.md).
+  block alone, which needs no index. Returns the contents of `metrics.json`: the
+  metrics of the stage, and perplexities of the masked tokens
+  (docs/evaluation.md).
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.

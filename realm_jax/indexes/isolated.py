@@ -155,7 +155,7 @@ def _serve(connection: Connection) -> None:
   vectors = np.broadcast_to(np.float32(np.nan), (num_blocks, dim))
   blocks = Blocks(num_blocks, vectors)
   try:
-    # The library's import, too, would take cores from the run's steps.
+    # Even importing the library would take cores from the run's steps.
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as thread:
       index = thread.submit(config.load, directory, blocks).result()
   except RealmError as error:

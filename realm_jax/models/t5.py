@@ -127,7 +127,7 @@ class T5Config:
     return self.num_decoder_layers or self.num_layers
 
   def for_vocabulary(self, vocab_size: int) -> "T5Config":
-    """Returns this configuration for a vocabulary of so many tokens.
+    """Returns this configuration for a vocabulary of `vocab_size` tokens.
 
     Raises:
       RealmError: The model has fewer embeddings.

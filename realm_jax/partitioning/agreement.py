@@ -191,7 +191,7 @@ class StopEvent(threading.Event):
     self._own.set()
 
   def wait(self, timeout: float | None = None) -> bool:
-    """Waits for this process's event, and then looks at that of the others."""
+    """Waits for this process's event, and then looks at the others' events."""
     self._own.wait(timeout)
     return self.is_set()
 

@@ -58,7 +58,7 @@ MAX_BLOCKS = 1000
 MAX_RETRIEVED = 256_000
 
 _DEFAULT_BLOCKS = 5
-# Blocks that a question counts as, among those of a turn.
+# Number of a turn's blocks that a question counts as.
 _BLOCKS_PER_QUESTION = 128
 # Connections that may be open, and the time in which a request must be here.
 _MAX_CONNECTIONS = 512

@@ -199,7 +199,7 @@ def build_snapshot(
   another version of the corpus the vectors of unchanged blocks are kept.
 
   The `params` of the retriever are on the devices, and the `known` vectors need
-  not be embedded. The `identity` names the draft; None is that of the
+  not be embedded. The `identity` names the draft; None is the identity of the
   towers. The function `check` is called regularly, and an exception stops the
   work.
 

@@ -102,7 +102,7 @@ class RunInfeed(DatasetIterator):
 
 
 class RunInitializer:
-  """Hands t5x the state of the run's last checkpoint, or that of a new run.
+  """Hands t5x the state of the run's last checkpoint, or of a new run.
 
   t5x's arguments have no effect.
   """
@@ -158,6 +158,6 @@ class RunTrainer(trainer.BaseTrainer):
     )
 
   def close(self) -> None:
-    """Closes the run, too."""
+    """Also closes the run."""
     super().close()
     self._run.close()

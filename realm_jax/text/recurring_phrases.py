@@ -236,7 +236,7 @@ def count_phrases(
   """
   numbers: dict[str, int] = {}
   characters = set[str]()
-  # Before each run is an end, too.
+  # There is also an end before each run.
   ids, paragraphs, num_paragraphs = [_END], [0], 0
   for text in texts:
     for paragraph in filter(None, text.split("\n")):

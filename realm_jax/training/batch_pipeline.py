@@ -56,7 +56,7 @@ class _InFlight:
     retrieved: Blocks that the last of them has found; the result is None where
       nothing is retrieved, or the step searches.
     following: Queries of the next search, if there is one.
-    metrics: Those of the host, as they become known.
+    metrics: Metrics of the host, as they become known.
   """
 
   step: int
@@ -160,7 +160,7 @@ class BatchPipeline:
     self._thread.shutdown(wait=True, cancel_futures=True)
 
   def take(self, step: int, params: Params) -> Prepared:
-    """Waits for the batch of a step, and begins those of the next steps.
+    """Waits for the batch of a step, and begins the batches of the next steps.
 
     Steps are taken in order. The current parameters may be donated once this
     returns. Stored vectors that the devices hold are looked up there.

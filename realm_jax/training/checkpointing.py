@@ -220,7 +220,7 @@ class Checkpointer:
   def initialize_or_restore(
     self, state: TrainState
   ) -> tuple[TrainState, LoopState]:
-    """Returns the state of the last checkpoint, or that of a new run.
+    """Returns the state of the last checkpoint, or of a new run.
 
     The given state is fresh; if there is a checkpoint, it may be abstract.
 
@@ -261,7 +261,7 @@ class Checkpointer:
       store.require_vocabulary(step, digest, name=READER_VOCABULARY)
 
   def _load_initial(self, params: Params) -> Params:
-    """Replaces components by those of the checkpoints to start from."""
+    """Takes components from the checkpoints to start from."""
     return {
       name: self._load_component(name, fresh) for name, fresh in params.items()
     }
@@ -334,7 +334,7 @@ class Checkpointer:
     have other padding, which follows from the number of devices.
     """
     store = self._store
-    # That of a new run is still being written.
+    # A new run's checkpoint is still being written.
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None

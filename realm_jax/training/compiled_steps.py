@@ -111,7 +111,7 @@ class StepSetup:
     )
 
   def blocks_of_device(self, at_once: int) -> int:
-    """Returns how many blocks each device embeds, of so many on all devices."""
+    """Returns how many blocks each device embeds if all embed `at_once`."""
     devices = self.mesh.size
     share = capacity_for(self.num_blocks, devices=devices) // devices
     return max(1, min(-(-at_once // devices), share))
@@ -131,7 +131,7 @@ class StepSetup:
   def abstract_batch(self) -> StepBatch:
     """Returns the abstract arrays of a global batch, on the devices.
 
-    That of a step which searches has no candidates.
+    If the step searches, the batch has no candidates.
     """
     placed = sharding.batch_sharding(self.mesh)
     batch = self.config.stage.dummy_batch(self.empty_arrays())
@@ -284,7 +284,7 @@ class CompiledSteps:
   def compile(
     self, state: TrainState, batch: StepBatch, searched: Any = None
   ) -> None:
-    """Compiles the step; the arrays, and those of a batch, may be abstract."""
+    """Compiles the step. All arrays may be abstract."""
     options = cpu_tuning.compiler_options(self._setup.mesh)
     first_step = int(state.step)
     for frozen, traced in self.trace(state, batch, searched, first_step):

@@ -106,7 +106,7 @@ class MetricsLog:
     on_devices: Mapping[str, jax.Array],
     on_host: Mapping[str, float],
   ) -> None:
-    """Takes the metrics after `step` steps, and writes those of an earlier one.
+    """Takes the metrics after `step` steps, and writes an earlier step's.
 
     Raises:
       NonFiniteLossError: The result of that earlier step is not finite.

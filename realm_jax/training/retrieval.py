@@ -53,7 +53,7 @@ class Retrieval:
       RealmError: The corpus has too few blocks.
     """
     required = self.num_kept if self.num_required is None else self.num_required
-    # The source is searched for, too, where it is then dropped.
+    # A source that will be dropped takes a place in the search.
     needed = required + self.drop_source
     if needed > num_blocks:
       source = ", one of them the query's own" if self.drop_source else ""

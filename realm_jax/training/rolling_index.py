@@ -1,4 +1,4 @@
-"""The index that a run keeps itself, a slice of which each step embeds again.
+"""The index that a run keeps itself; each step embeds a slice of it again.
 
 The step does so in `search_in_step`. Here, the run finds or makes the vectors
 that it begins with.
@@ -156,7 +156,7 @@ class RollingIndex:
 
 
 def abstract_vectors(setup: StepSetup) -> RollingIndexState:
-  """Returns abstract vectors: a run's own, or those of an exact index."""
+  """Returns the abstract vectors of a run's own index, or of an exact one."""
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_rolling_index:
     dtype = config.refresh.rolling_refresh_dtype

@@ -1,7 +1,7 @@
 """Retrieval inside the step, without a copy from the host.
 
-The vectors and the tokens of all blocks lie on the devices, each of which has
-its share of the rows and answers for it. What the devices exchange is of the
+The vectors and the tokens of all blocks lie on the devices. Each device has its
+share of the rows and answers for it. What the devices exchange is of the
 size of a batch: query vectors, scores, row numbers, and the tokens of the
 candidates. Nothing waits for the host.
 """
@@ -109,8 +109,8 @@ def load_blocks(
 ) -> BlockArrays:
   """Reads a corpus; each process reads the rows of its devices alone.
 
-  It does not communicate, so that any thread may call it. With a `reader`, its
-  passages are read, too.
+  It does not communicate, so that any thread may call it. With a `reader`, it
+  also reads the reader's passages.
   """
   shapes = abstract_blocks(
     *(corpus.num_blocks, block_length),
@@ -286,7 +286,7 @@ def refresh_oldest(
 class SearchInStep:
   """Finds the candidates of a batch in its own step.
 
-  The candidates are those of the step's own queries. In a run that keeps its
+  The candidates are found for the step's own queries. In a run that keeps its
   own index, a slice of the corpus is embedded again before the search, so that
   it is found by the very parameters that queries are embedded with; not while
   the retriever is frozen, when all vectors are those of its parameters.

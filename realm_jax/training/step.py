@@ -65,8 +65,8 @@ class TrainStep:
   ) -> tuple[TrainState, Metrics]:
     """Returns the state after the step, and its metrics.
 
-    The metrics are those of the stage, and the norms of the gradient and of the
-    new parameters. `searched` is what `search` searches.
+    The stage computes the metrics; the norms of the gradient and of the new
+    parameters are added. `searched` is what `search` searches.
     """
     found: Metrics = {}
     if self.search is not None:

@@ -25,7 +25,7 @@ from realm_jax.training.stages.stage import (
 )
 
 # Blocks that are searched for beside the negatives and the sentence's own, so
-# that its verbatim copies can be dropped, too.
+# that its verbatim copies can also be dropped.
 _NUM_SPARE = 2
 _Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 

@@ -66,7 +66,7 @@ class Pretraining(Stage):
     num_candidates: Number of candidates, the null block included. With the null
       block alone (closed book), nothing is searched, and no index is needed.
     num_spare: Number of blocks that are searched beside the candidates and the
-      source, so that verbatim copies of the source can be dropped, too.
+      source, so that verbatim copies of the source can also be dropped.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
       `leave_one_out`, `perplexity` or `replug`, or one that a module of the
       user's own has added to `realm_jax.objectives.masked_lm.OBJECTIVES`.

@@ -214,8 +214,8 @@ class Stage(abc.ABC):
   ) -> Int[np.ndarray, "b p"]:
     """Makes the padded queries of the next search from what the last found.
 
-    The host asks for them where `num_searches` is above 1. By default they are
-    those of the first search.
+    The host asks for them where `num_searches` is above 1. By default the first
+    search's queries are used again.
     """
     del found, context
     return batch.array("query")
