@@ -246,9 +246,9 @@ class TrainedRun:
     if index is None and config.candidates == "random":
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
-    wanted, reader = used or [step], components.get("reader")
-    # With a reader that writes, the block tower is fine-tuned, too.
-    if reader is None or hasattr(reader, "fusion"):
+    wanted = used or [step]
+    # With a reader that writes, the block tower is also fine-tuned.
+    if "reader" not in components or hasattr(components["reader"], "fusion"):
       wanted = [step, *used]
     open_snapshot = functools.partial(
       _load_snapshot,
