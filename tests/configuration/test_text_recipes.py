@@ -79,9 +79,10 @@ def test_a_recipe_has_its_settings(
     assert (reader.input_length, reader.target_length) == lengths
     assert (reader.prompt, reader.view) == (prompt, view)
     assert found.optimizer.learning_rate == rate
-    assert (found.stage.num_candidates, found.stage.objective) == (
-      *(read, objective),
-    )
+    stage = found.stage
+    assert (stage.num_read, stage.objective) == (read, objective)
+    reranked = 100 if recipe.endswith("atlas/pretrain") else None
+    assert stage.num_reranked == reranked
     if "emdr2" in recipe:
       assert found.retriever.projection_size is None
     if "atlas" in recipe:
