@@ -233,6 +233,9 @@ class TextToText(Stage):
     blocks = blocks.reshape(*tokens.shape[:2], -1)
     scale = retriever.score_scale
     scores = relevance(queries, blocks, score_scale=scale)
+    # The null block, which has no passage, stands where copies left too few.
+    is_block = jnp.asarray(batch.candidates.passages).any(axis=-1)
+    scores = jnp.where(is_block, scores, -jnp.inf)
     _, places = lax.top_k(scores, self.num_read)
 
     def taken(x: AnyArray) -> jax.Array:
