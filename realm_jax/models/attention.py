@@ -200,7 +200,7 @@ def _backward(
   none: Any = None
   d_bias = inputs.bias
   if d_bias is not None:
-    d_bias = d_scores.sum(axis=0, keepdims=True, dtype=d_bias.dtype)
+    d_bias = matmul.sum_of_rows(d_scores).astype(d_bias.dtype)[None]
   return (ByHeads(d_query, d_key, d_value, none, none, none, d_bias),)
 
 

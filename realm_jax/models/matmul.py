@@ -21,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from realm_jax.models import AnyArray
-from realm_jax.models.platforms import multiplies_bfloat16
+from realm_jax.models.platforms import multiplies_bfloat16, platform
 
 
 def as_operand(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
@@ -55,6 +55,23 @@ def matmul_tn(
   if left.shape[-1] > right.shape[-1]:  # The narrower one is transposed.
     return matmul(right.mT, left).mT
   return matmul(left.mT, right)
+
+
+def sum_of_rows(x: Float[Array, "r *s"]) -> Float[Array, "*s"]:
+  """Returns the sum over a few rows of many elements, in float32.
+
+  CPUs multiply by ones in a twentieth of the time that XLA's sum takes.
+  """
+  if platform() != "cpu":
+    return x.sum(axis=0, dtype=jnp.float32)
+  # Products of a single row in bfloat16 are slow.
+  ones = jnp.ones((16 if x.dtype == jnp.bfloat16 else 1, len(x)), x.dtype)
+  rows = x.reshape(len(x), -1)
+  dimensions = (((1,), (0,)), ((), ()))
+  sums = lax.dot_general(
+    ones, rows, dimensions, preferred_element_type=jnp.float32
+  )
+  return sums[0].reshape(x.shape[1:])
 
 
 def _product(
