@@ -18,12 +18,15 @@ from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader, Spans
 from realm_jax.models.retriever import BertRetriever, relevance
+from realm_jax.objectives.contrastive import BlockHashes
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
   PackingLayout,
+  to_words,
 )
+from realm_jax.training.stages.contrastive import Contrastive, ContrastiveBatch
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
@@ -104,6 +107,23 @@ class ImportedModel(NamedTuple):
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(query, arrays["vectors"], blocks, *answers)
     return self._graded(OpenQa(), batch)
+
+  def contrastive(
+    self,
+    stage: Contrastive,
+    query: Int[np.ndarray, "b q"],
+    blocks: Int[np.ndarray, "b k l"],
+  ) -> Graded:
+    """Computes a contrastive loss and its gradient for padded arrays.
+
+    All blocks are different, and those after the first of a query are its
+    negatives.
+    """
+    numbers = np.arange(1, 1 + blocks.shape[0] * blocks.shape[1])
+    hashes = to_words(numbers.reshape(blocks.shape[:2]))
+    given = BlockHashes(hashes, hashes[:, :1], np.ones(blocks.shape[:2], bool))
+    batch = ContrastiveBatch(_as_int32(query), _as_int32(blocks), given)
+    return self._graded(stage, batch)
 
   def _read(self, *token_ids: np.ndarray) -> tuple[jax.Array, Spans]:
     read = jax.jit(self.reader.apply)

@@ -1,10 +1,11 @@
-"""Compares vectors with those of sentence-transformers.
+"""Compares vectors and losses with those of sentence-transformers.
 
 MiniLM is imported, and it and a REALM retriever of BERT-base size are exported.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -12,11 +13,23 @@ from jaxtyping import Int
 
 from harness import peer_processes
 from harness.agreement import imported_model
-from harness.agreement.comparison import Row, differences, unequal
+from harness.agreement.comparison import (
+  Row,
+  differences,
+  gradient_cosines,
+  relative,
+  unequal,
+)
 from harness.agreement.imported_model import ImportedModel
 from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.training.stages.contrastive import Contrastive
 from realm_jax.weights import exporting
-from realm_jax.weights.mapped_weights import BoundModel, flattened, map_weights
+from realm_jax.weights.mapped_weights import (
+  BoundModel,
+  MappedWeights,
+  flattened,
+  map_weights,
+)
 from realm_jax.weights.name_maps import RETRIEVER
 from realm_jax.weights.registry import ImportConfig
 
@@ -26,6 +39,11 @@ _QUERIES = (
   "who built the bridge over the river in York?",
   "What was Ada Lovelace's mother called?",
   "where was the first railway of the United States, in 1827, opened",
+)
+_NEGATIVES = (
+  "It crosses the Ouse at York.",
+  "Lovelace wrote about the engine of Charles Babbage.",
+  "The first steam locomotive ran in Wales.",
 )
 _DOCUMENTS = (
   ("Forth Bridge", "It was built by the railway. It's 2,467 m long."),
@@ -50,6 +68,7 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
     model, words = imported_model.load(mapped), mapped.model.vocabulary
     if name == "MiniLM":
       yield from _compare("MiniLM imported", model, words, minilm, folder)
+      yield from _compare_losses(model, mapped, minilm, folder)
     exported = folder / f"{name}_exported"
     exported.mkdir()
     bound = BoundModel(model.retriever, model.reader, words)
@@ -97,6 +116,48 @@ def _compare(
     yield unequal(f"{what}: tokens", read, found["token_ids"])
     yield differences(
       f"{what}: vectors", embed(token_ids), found["vectors"], _LIMIT
+    )
+
+
+def _compare_losses(
+  model: ImportedModel, mapped: MappedWeights, theirs: Path, folder: Path
+) -> Iterator[Row]:
+  """Compares the contrastive losses and their gradients."""
+  words = mapped.model.vocabulary
+  passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
+  rows = [*zip(_QUERIES, passages, reversed(_NEGATIVES), strict=True)]
+  found = peer_processes.run_on_texts("losses", rows, folder, model=theirs)
+  query = _padded(words, [words.encode(text) for text in _QUERIES])
+  # A block has a title, which is empty here.
+  texts = [[words.sep_id, *words.encode(x)] for row in rows for x in row[1:]]
+  blocks = _padded(words, texts).reshape(len(query), 2, -1)
+  # By default their losses multiply cosines by 20.
+  temperature = model.retriever.score_scale / 20
+  settings: dict[str, dict[str, Any]] = {
+    "ranking": {},
+    "cached": {},
+    "symmetric": {"symmetric": True},
+    "matryoshka": {"vector_sizes": (128, 32)},
+  }
+  for name, own in settings.items():
+    stage = Contrastive(temperature=temperature, **own)
+    read = blocks[:, :1] if name == "symmetric" else blocks
+    graded = model.contrastive(stage, query, read)
+    yield relative(
+      f"{name} loss", graded.metrics["loss"], found[f"{name}/loss"]
+    )
+    prefix = f"{name}/gradient/"
+    gradient = {
+      path.removeprefix(prefix): array
+      for path, array in found.items()
+      if path.startswith(prefix)
+    }
+    yield gradient_cosines(
+      f"{name} loss: gradient",
+      {p: g for p, g in graded.gradient.items() if p.startswith(RETRIEVER)},
+      imported_model.named_as_ours(mapped, gradient),
+      # They add the same value to all scores of a softmax.
+      without=("attention/key/bias",),
     )
 
 

@@ -1,7 +1,8 @@
 """Tokenizes and embeds texts with Hugging Face's libraries.
 
     .venv-peers/bin/python -m harness.peers.sentence \
-      {tokens,vectors,blocks,encode} --model=MODEL --input=FILE --output=FILE
+      {tokens,vectors,losses,blocks,encode} --model=MODEL --input=FILE \
+      --output=FILE
 
 - tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
   of `BertTokenizerFast` (`fast`) and `BertTokenizer` (`slow`), the output has
@@ -11,6 +12,9 @@
   string, or a list of title and body, which the library gives to the tokenizer
   as a pair. The output has `vectors` [n, d] in the order of the texts, and the
   `token_ids` and `token_types` [n, l] that the library makes, padded with 0.
+- losses: each text is a list of a query, a passage that is relevant to it and
+  one that is not. The output has the loss of sentence-transformers' ranking
+  losses, and the gradient of the parameters (`NAME/gradient/PARAMETER`).
 - blocks: `--model` is the sizes of a BERT as JSON. The input has `token_ids`
   [n, l], padded with 0, which are embedded in the usual way: in batches in the
   order of the corpus, each padded to its longest block, with the mean of the
@@ -29,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers import losses as sentence_losses
 from transformers import (
   BertConfig,
   BertModel,
@@ -39,6 +44,8 @@ from transformers import (
 from harness.peers.random_models import save_arrays
 
 _BLOCKS_PER_BATCH = 32
+# Sizes of vectors of the Matryoshka loss, beside the whole.
+SMALLER_SIZES = (128, 32)
 
 
 def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
@@ -67,6 +74,34 @@ def vectors(model_dir: str, texts: list[Any]) -> dict[str, np.ndarray]:
     "token_ids": token_ids,
     "token_types": np.zeros_like(token_ids) if types is None else types.numpy(),
   }
+
+
+def losses(model_dir: str, rows: list[list[str]]) -> dict[str, np.ndarray]:
+  """Returns losses of queries with passages, and their gradients."""
+  model = SentenceTransformer(model_dir, device="cpu").eval()
+  negatives = sentence_losses.MultipleNegativesRankingLoss(model)
+  sizes = [model.get_sentence_embedding_dimension(), *SMALLER_SIZES]
+  named = {
+    "ranking": negatives,
+    "symmetric": sentence_losses.MultipleNegativesSymmetricRankingLoss(model),
+    "cached": sentence_losses.CachedMultipleNegativesRankingLoss(
+      model, mini_batch_size=2
+    ),
+    "matryoshka": sentence_losses.MatryoshkaLoss(model, negatives, sizes),
+  }
+  found = {}
+  for name, loss in named.items():
+    columns = [*zip(*rows, strict=True)]
+    # Its symmetric loss has no others beside the relevant passages.
+    columns = columns[:2] if name == "symmetric" else columns
+    model.zero_grad()
+    value = loss([model.tokenize(list(texts)) for texts in columns], None)
+    value.backward()
+    found[f"{name}/loss"] = value.detach().numpy()
+    for path, parameter in model[0].auto_model.named_parameters():
+      if parameter.grad is not None:
+        found[f"{name}/gradient/{path}"] = parameter.grad.numpy().copy()
+  return found
 
 
 def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
@@ -112,7 +147,8 @@ def encode_seconds(model_dir: str, texts: list[str], dtype: str) -> float:
 def main() -> None:
   """Reads the input and writes the output."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("what", choices=["tokens", "vectors", "blocks", "encode"])
+  kinds = ["tokens", "vectors", "losses", "blocks", "encode"]
+  parser.add_argument("what", choices=kinds)
   parser.add_argument("--model", required=True)
   parser.add_argument("--input", type=Path, required=True)
   parser.add_argument("--output", type=Path)
@@ -129,7 +165,7 @@ def main() -> None:
     seconds = encode_seconds(given.model, texts, given.dtype)
     print(json.dumps({"seconds": seconds}))
     return
-  compute = {"tokens": tokens, "vectors": vectors}[given.what]
+  compute = {"tokens": tokens, "vectors": vectors, "losses": losses}[given.what]
   save_arrays(given.output, compute(given.model, texts))
 
 

@@ -51,6 +51,7 @@ _STAGES = "realm_jax.training.stages"
 _OWN = {
   "bert": "realm_jax.models.bert:BertConfig",
   "checkpoints": f"{_CONFIG}:CheckpointConfig",
+  "contrastive": f"{_STAGES}.contrastive:Contrastive",
   "data": "realm_jax.inputs.config:DataConfig",
   "inverse_cloze": f"{_STAGES}.inverse_cloze:InverseCloze",
   "mesh": f"{_CONFIG}:MeshConfig",

@@ -16,8 +16,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import quote
 
 import numpy as np
@@ -27,93 +26,26 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, RETRIEVED, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
+from realm_jax.inputs.beir import (
+  BeirError,
+  JudgedQuery,
+  beir_files,
+  read_queries,
+)
 from realm_jax.settings import PositiveInt
-from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_text_file
-from realm_jax.storage.json_files import read_lines, read_object
 from realm_jax.storage.line_files import lines_of
 
-_HEADER = ["query-id", "corpus-id", "score"]
-_QUERIES = 'queries.jsonl of a folder in BEIR\'s format, {"_id": …, "text": …}'
-_JUDGEMENTS = (
-  "qrels/SPLIT.tsv of a folder in BEIR's format: a query, a document and its "
-  "grade, between tabs"
-)
 _RUN, _QRELS = "run.trec", "qrels.trec"
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
 # Finds the best blocks for each of some texts, a number of them or all.
 Search = Callable[[Sequence[str], int], SearchResult]
-
-
-class BeirError(RealmError):
-  """A folder that is not in BEIR's format, or not of the corpus."""
-
-
-class JudgedQuery(NamedTuple):
-  """A query, and the grades of the documents that were judged for it."""
-
-  id: str
-  text: str
-  grades: Mapping[str, int]
-
-
-def read_queries(
-  directory: epath.PathLike, split: str = "test"
-) -> list[JudgedQuery]:
-  """Reads the judged queries of a folder, in the order of their file.
-
-  Judgements of queries that the folder does not have are left out, with a
-  warning.
-
-  Raises:
-    BeirError: A file is missing, empty or malformed, or no query is judged.
-  """
-  require_readable(directory)
-  path, qrels = _files(directory, split)
-  grades: dict[str, dict[str, int]] = {}
-
-  def judge(line: bytes) -> None:
-    fields = line.decode().split("\t")
-    if fields != _HEADER:
-      query, document, grade = fields
-      grades.setdefault(query, {})[document] = int(grade)
-
-  def query_of(line: bytes) -> JudgedQuery:
-    row = read_object(line)
-    name, text = str(row["_id"]), row["text"]
-    if not isinstance(text, str):
-      raise RealmError(f"the text is {text!r}")
-    return JudgedQuery(name, text, grades.get(name, {}))
-
-  read_lines(qrels, judge, wanted=_JUDGEMENTS, error=BeirError)
-  every = read_lines(path, query_of, wanted=_QUERIES, error=BeirError)
-  queries = [query for query in every if query.grades]
-  unknown = sorted({*grades} - {query.id for query in queries})
-  if not queries:
-    raise BeirError(
-      f"{qrels} judges no query of {path}, and {len(unknown)} that it does not "
-      f"have, such as {unknown[:3]}"
-    )
-  if unknown:
-    logging.warning(
-      "%s judges %d queries that %s does not have, such as %s; they are left "
-      "out",
-      *(qrels, len(unknown), path, unknown[:3]),
-    )
-  return queries
-
-
-def _files(directory: epath.PathLike, split: str) -> tuple[epath.Path, ...]:
-  """Returns the paths of the queries and of their judgements."""
-  folder = epath.Path(directory)
-  return folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
 
 
 def count_missing(queries: Sequence[JudgedQuery], corpus: Corpus) -> int:
@@ -292,7 +224,7 @@ def evaluate_beir(
     "unsearchable_queries": _count_refused(queries, run),
     "missing_documents": count_missing(queries, run.corpus),
   }
-  parts = shard.open_parts(run, _files(beir_dir, split))
+  parts = shard.open_parts(run, beir_files(beir_dir, split))
   done, num_searched = parts.state or (0, config.num_searched)
   batches = retrieved_batches(
     queries[own][done:],

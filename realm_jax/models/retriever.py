@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -83,10 +83,7 @@ class Tower(nn.Module):
         pooled, inputs.dropout_ids.reshape(-1)
       )
     if self.normalize:
-      # The bound lies inside the root, whose slope at 0 is infinite: the mean
-      # of a sequence without tokens is 0, and packed batches have such.
-      square = jnp.sum(pooled**2, axis=-1, keepdims=True)
-      pooled = pooled / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
+      pooled = normalized(pooled)
     return nn.with_logical_constraint(pooled, bert.HIDDEN)
 
 
@@ -220,6 +217,27 @@ def _embed(
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
   vectors = tower(sequences.padded(token_ids))
   return vectors.reshape(*inputs.shape[:-1], -1)
+
+
+def shortened(
+  retriever: Any, vectors: Float[Array, "*n d"], size: int | None
+) -> Float[Array, "*n _"]:
+  """Returns the first elements of vectors, with length 1 if the whole has.
+
+  With None they are all of the elements.
+  """
+  if size is None:
+    return vectors
+  vectors = vectors[..., :size]
+  return normalized(vectors) if retriever.normalize else vectors
+
+
+def normalized(vectors: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+  """Returns vectors of length 1; those that are 0 remain."""
+  # The bound lies inside the root, whose slope at 0 is infinite: the mean of a
+  # sequence without tokens is 0, and packed batches have such.
+  square = jnp.sum(vectors**2, axis=-1, keepdims=True)
+  return vectors / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
 
 
 def relevance(

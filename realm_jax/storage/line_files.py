@@ -5,10 +5,11 @@ import gzip
 import itertools
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import IO, Any
 
+import numpy as np
 import zstandard
 from etils import epath
 
@@ -59,6 +60,35 @@ def lines_of(path: epath.PathLike) -> Iterator[bytes]:
       yield line
     else:
       num_empty += 1
+
+
+class IndexedLines(Sequence[bytes]):
+  """The lines of a plain file, read one by one from the disk, in any order.
+
+  Empty lines at its end are left out. Eight bytes a line are kept in memory.
+
+  Raises:
+    RealmError: The file is compressed.
+  """
+
+  def __init__(self, path: epath.PathLike):
+    self._path = epath.Path(path)
+    if decompressed(path) != PurePath(path):
+      raise RealmError(
+        f"{path} is compressed, and its lines are read in any order; "
+        "decompress it first"
+      )
+    sizes = np.fromiter(map(len, lines_of(path)), np.int64)
+    self._starts = np.concatenate([[0], np.cumsum(sizes)])
+
+  def __len__(self) -> int:
+    return len(self._starts) - 1
+
+  def __getitem__(self, number: Any) -> Any:
+    start, limit = self._starts[number : number + 2].tolist()
+    with self._path.open("rb") as file:
+      file.seek(start)
+      return file.read(limit - start)
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

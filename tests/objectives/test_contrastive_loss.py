@@ -1,47 +1,81 @@
-"""Inverse cloze: values by hand, and a second implementation."""
+"""Contrastive losses: a second implementation, in loops of float64."""
+
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
+from realm_jax.objectives.contrastive import BlockHashes, contrastive_loss
+from realm_jax.training.encoder_inputs import to_words
+
+N, K, D, SCALE = 6, 3, 5, 2.0
 
 
-def _vectors(n, d, seed=0):
+def _case(seed=0):
+  """Vectors, the blocks' hashes, those that are relevant, and padding."""
   rng = np.random.default_rng(seed)
-  return rng.normal(size=(2, n, d)).astype(np.float32)
+  queries = rng.normal(size=(N, D)).astype(np.float32)
+  blocks = rng.normal(size=(N, K, D)).astype(np.float32)
+  hashes = np.arange(1, 1 + N * K).reshape(N, K)
+  # Two queries have the same block, and one's negative is another's block.
+  hashes[1, 0] = hashes[0, 0]
+  hashes[2, 1] = hashes[3, 0]
+  # A query knows of a second block that is relevant to it.
+  positives = np.stack([hashes[:, 0], hashes[:, 0]], axis=1)
+  positives[4, 1] = hashes[5, 2]
+  is_block = np.ones((N, K), bool)
+  is_block[0, 2] = False
+  return queries, blocks, hashes, positives, is_block
 
 
-def _loss(queries, blocks, removed, negatives, **settings):
-  arrays = map(jnp.asarray, (queries, blocks, removed))
-  weighted = inverse_cloze_loss(
-    *arrays, negatives=jnp.asarray(negatives), **settings
+def _by_hand(case, *, shared, margin, symmetric):
+  queries, blocks, hashes, positives, is_block = case
+  scores = SCALE * np.einsum(
+    "nd,mkd->nmk", queries.astype(np.float64), blocks.astype(np.float64)
   )
-  return weighted.loss.mean, weighted.means()
+
+  def loss(own, others):
+    return np.log(np.exp([own, *others]).sum()) - own
+
+  def counts(i, j, k):
+    is_negative = is_block[j, k] and hashes[j, k] not in positives[i]
+    limit = np.inf if margin is None else scores[i, i, 0] - margin
+    return is_negative and scores[i, j, k] <= limit
+
+  losses, correct = [], []
+  for i in range(N):
+    others = [
+      scores[i, j, k]
+      for j, k in itertools.product(range(N), range(K))
+      if counts(i, j, k) and (shared or k == 0 or j == i)
+    ]
+    own = scores[i, i, 0]
+    losses.append(loss(own, others))
+    correct.append(own >= max(others, default=own))
+    if symmetric:
+      queries_of = [scores[j, i, 0] for j in range(N) if counts(j, i, 0)]
+      losses[-1] = (losses[-1] + loss(own, queries_of)) / 2
+  return np.mean(losses), np.array(correct)
 
 
-def _by_hand(queries, blocks, scale, negatives):
-  queries, blocks = queries.astype(np.float64), blocks.astype(np.float64)
-  loss, hits = 0.0, []
-  for i, query in enumerate(queries):
-    others = [*blocks, *negatives[i]]
-    scores = [scale * float(query @ block) for block in others]
-    loss -= scores[i] - np.log(np.sum(np.exp(scores)))
-    hits.append(max(range(len(scores)), key=scores.__getitem__) == i)
-  return loss / len(queries), np.array(hits)
-
-
-@pytest.mark.parametrize(("scale", "num_negatives"), [(1.0, 0), (4.0, 2)])
-def test_equals_a_loop_in_numpy(scale, num_negatives):
-  queries, blocks = _vectors(9, 5)
-  # Those of a sentence are negatives of no other.
-  negatives = _vectors(9 * num_negatives, 5, seed=1)[0].reshape(
-    9, num_negatives, 5
-  )
-  removed = np.arange(9) % 3 != 0
-  loss, metrics = _loss(queries, blocks, removed, negatives, score_scale=scale)
-  expected, hits = _by_hand(queries, blocks, scale, negatives)
-  assert loss == pytest.approx(expected, rel=1e-5)
-  assert metrics["accuracy"] == pytest.approx(hits.mean())
-  assert metrics["accuracy_removed"] == pytest.approx(hits[removed].mean())
-  assert metrics["accuracy_kept"] == pytest.approx(hits[~removed].mean())
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("margin", [None, 0.5])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_equals_a_loop(shared, margin, symmetric):
+  case = _case()
+  queries, blocks, hashes, positives, is_block = case
+  settings = {"shared": shared, "margin": margin, "symmetric": symmetric}
+  expected, correct = _by_hand(case, **settings)
+  known = BlockHashes(to_words(hashes), to_words(positives), is_block)
+  some = jnp.arange(N) % 3 == 0
+  found = contrastive_loss(
+    *map(jnp.asarray, (queries, blocks)),
+    known.negatives(shared=shared),
+    score_scale=SCALE,
+    groups={"some": some},
+    **settings,
+  ).means()
+  assert found["loss"] == pytest.approx(expected, rel=1e-5)
+  assert found["accuracy"] == pytest.approx(correct.mean())
+  assert found["accuracy_some"] == pytest.approx(correct[::3].mean())

@@ -69,16 +69,13 @@ def test_what_each_stage_teaches(stage, freeze, learns):
 @pytest.mark.slow
 def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
   # The examples of a part are dealt out to two devices, half of the hidden
-  # states are dropped, and each sentence has a hard negative.
-  state, _, mesh = _state("inverse_cloze", 2)
-  batch = tiny.batch("inverse_cloze")
-  negatives = np.roll(batch.blocks, 1, axis=0)
-  blocks = np.concatenate([batch.blocks, negatives], axis=1)
-  batch = sharding.to_devices(batch._replace(blocks=blocks), mesh)
+  # states are dropped, and each query has negatives.
+  state, _, mesh = _state("contrastive", 2)
+  batch = sharding.to_devices(tiny.batch("contrastive"), mesh)
   whole, in_parts = (
     jax.jit(
       tiny.step(
-        "inverse_cloze", mesh, dropout_rate=0.5, num_microbatches=parts
+        "contrastive", mesh, dropout_rate=0.5, num_microbatches=parts
       ).gradient
     )
     for parts in (1, 4)

@@ -18,12 +18,11 @@ from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.models.t5 import T5Config
 from realm_jax.partitioning import sharding
+from realm_jax.objectives.contrastive import BlockHashes
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import Candidates, PackingLayout
-from realm_jax.training.stages.inverse_cloze import (
-  InverseCloze,
-  InverseClozeBatch,
-)
+from realm_jax.training.stages.contrastive import Contrastive, ContrastiveBatch
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
@@ -38,6 +37,7 @@ QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
+  "contrastive": Contrastive(num_negatives=CANDIDATES - 1, symmetric=True),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
   "open_qa": OpenQa(num_read=CANDIDATES),
   "reading": Reading(),
@@ -178,9 +178,13 @@ def batch(stage):
     return rows.reshape(shape)
 
   query = texts(BATCH, QUERY, segments=1)
-  if stage == "inverse_cloze":
-    block = texts(BATCH, BLOCK, segments=2)
-    return InverseClozeBatch(query, block[:, None], rng.random(BATCH) < 0.7)
+  if stage in ("inverse_cloze", "contrastive"):
+    count = OF_STAGE[stage].num_candidates
+    blocks = texts(BATCH, count, BLOCK, segments=2)
+    hashes = rng.integers(100, size=(BATCH, count, 2)).astype(np.uint32)
+    known = BlockHashes(hashes, hashes[:, :1], rng.random((BATCH, count)) < 0.9)
+    removed = rng.random(BATCH) < 0.7 if stage == "inverse_cloze" else None
+    return ContrastiveBatch(query, blocks, known, removed)
   tokens = texts(BATCH, CANDIDATES, BLOCK, segments=2)
   if stage in ("pretraining", "reading"):
     masks = MaskTargets(

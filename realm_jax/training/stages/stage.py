@@ -99,16 +99,21 @@ class StageContext:
     batch: Batch,
     rows: Int[np.ndarray, "b n"],
     preferred: Bool[np.ndarray, "b n"] | None = None,
+    dropped: Bool[np.ndarray, "b n"] | None = None,
   ) -> Int[np.ndarray, "b k"]:
     """Returns the places of the candidates among blocks that were found.
 
-    The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are. `preferred` is as in `Retrieval.places`.
+    The sources of a query, one or several, and their verbatim copies are known
+    by their hashes, in whichever corpus they are. `preferred` is as in
+    `Retrieval.places`; others that are `dropped` go with the sources.
     """
     is_source = np.zeros(rows.shape, bool)
     if retrieval.drop_source:
+      sources = batch.array("source_hash").reshape(len(rows), 1, -1)
       hashes = self.corpus.content_hashes[rows]
-      is_source = hashes == batch.array("source_hash")[:, None]
+      is_source = (hashes[..., None] == sources).any(axis=-1)
+    if dropped is not None:
+      is_source |= dropped
     return np.asarray(retrieval.places(is_source, preferred))
 
   def vectors(

@@ -1,0 +1,260 @@
+"""Queries with passages that were judged: relevant to them, or not.
+
+A file has a line for each query, in one of the forms in which the field
+exchanges them, whose names may be mixed:
+
+    {"query": …, "positive_passages": […], "negative_passages": […]}   Tevatron
+    {"question": …, "answers": […], "positive_ctxs": […],
+     "hard_negative_ctxs": […], "negative_ctxs": […]}                  DPR
+    {"query": …, "pos": […], "neg": […]}                     FlagEmbedding
+    {"anchor": …, "positive": …, "negative": …}      sentence-transformers
+
+A passage is a text, or an object with a `text` and perhaps a `title`. A file
+that ends in .tsv has triples, as MS MARCO's: a query, a relevant passage and
+one that is not, between tabs. A folder is in BEIR's format: its qrels name
+documents of its corpus.jsonl, of which those of grade 0 are not relevant.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int
+
+from realm_jax.errors import RealmError
+from realm_jax.inputs.batch import TaskError
+from realm_jax.inputs.beir import JudgedQuery, read_queries
+from realm_jax.inputs.config import current_context
+from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.storage.json_files import read_object, require_unicode
+from realm_jax.storage.line_files import IndexedLines, lines_of
+
+_QUERY = ("query", "question", "anchor")
+_POSITIVES = ("positive_passages", "positive_ctxs", "pos", "positive")
+# Of several, the first that has any.
+_NEGATIVES = (
+  *("negative_passages", "hard_negative_ctxs", "negative_ctxs"),
+  *("neg", "negative"),
+)
+_WANTED = (
+  'want {"query": "…", "positive_passages": [{"title": "…", "text": "…"}], '
+  '"negative_passages": […]}, or another form of realm_jax/inputs/'
+  "judged_passages.py"
+)
+# Lines that are read at the start, so that a wrong file is known then.
+_CHECKED_LINES = 1000
+
+
+class Passage(NamedTuple):
+  """A text and its title, which may be empty."""
+
+  title: str
+  text: str
+
+
+class Judged(NamedTuple):
+  """A query and what was judged for it.
+
+  Attributes:
+    positives: Passages that are relevant, at least one.
+    negatives: Passages that are not.
+    answers: Texts by which further relevant passages are known, if any.
+  """
+
+  query: str
+  positives: Sequence[Passage]
+  negatives: Sequence[Passage] = ()
+  answers: Sequence[str] = ()
+
+
+def read_judged(line: bytes) -> Judged:
+  """Reads a line of JSON in any of the forms above.
+
+  Raises:
+    RealmError: It is in none of them.
+  """
+  fields = read_object(line)
+  (query,) = _texts(_first(fields, _QUERY), "the query")[:1] or [None]
+  if query is None:
+    raise RealmError(f"there is no query, under any of {', '.join(_QUERY)}")
+  positives = _passages(_first(fields, _POSITIVES), "a positive")
+  if not positives:
+    names = ", ".join(_POSITIVES)
+    raise RealmError(f"there is no relevant passage, under any of {names}")
+  negatives = _passages(_first(fields, _NEGATIVES), "a negative")
+  answers = _texts(fields.get("answers"), "an answer")
+  return Judged(query, positives, negatives, answers)
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+  return next((fields[name] for name in names if fields.get(name)), None)
+
+
+def _texts(value: Any, name: str) -> list[str]:
+  values = value if isinstance(value, list) else [value]
+  for one in values:
+    if one is not None and not isinstance(one, str):
+      raise RealmError(f"{name} is {one!r:.80}, not a text")
+    require_unicode(one or "", name)
+  return [one for one in values if one]
+
+
+def _passages(value: Any, name: str) -> list[Passage]:
+  values = value if isinstance(value, list) else [value]
+  found = []
+  for one in values:
+    fields = one if isinstance(one, dict) else {"text": one}
+    title, text = fields.get("title") or "", fields.get("text")
+    if text is None and one is None:
+      continue
+    if not (isinstance(text, str) and isinstance(title, str) and text.strip()):
+      raise RealmError(f"{name} is {one!r:.80}; want a text")
+    require_unicode(title + text, name)
+    found.append(Passage(title, text))
+  return found
+
+
+def _read_triple(line: bytes) -> Judged:
+  parts = line.decode().rstrip("\r\n").split("\t")
+  if len(parts) != 3 or not all(part.strip() for part in parts):
+    raise RealmError(
+      f"it has {len(parts)} columns; want a query, a relevant passage and one "
+      "that is not, between tabs"
+    )
+  query, *passages = parts
+  positive, negative = (Passage("", text) for text in passages)
+  return Judged(query, [positive], [negative])
+
+
+class _Lines:
+  """The judged queries of a file, a line each."""
+
+  def __init__(self, path: epath.Path):
+    self._path, self._lines = path, IndexedLines(path)
+    self._read = _read_triple if path.suffix == ".tsv" else read_judged
+    for number in range(min(len(self), _CHECKED_LINES)):
+      _ = self[number]
+
+  def __len__(self) -> int:
+    return len(self._lines)
+
+  def __getitem__(self, number: int) -> Judged:
+    try:
+      return self._read(self._lines[number])
+    except ValueError as error:
+      raise TaskError(
+        f"{self._path}, line {number + 1}: {error}; {_WANTED}"
+      ) from error
+
+
+class _BeirFolder:
+  """The judged queries of a folder in BEIR's format."""
+
+  def __init__(self, folder: epath.Path, split: str):
+    queries = read_queries(folder, split)
+    judged = {document for query in queries for document in query.grades}
+    self._lines = IndexedLines(folder / "corpus.jsonl")
+    self._line_of = dict[str, int]()
+    for number, line in enumerate(lines_of(folder / "corpus.jsonl")):
+      name = str(read_object(line).get("_id"))
+      if name in judged:
+        self._line_of[name] = number
+    self._queries = [query for query in queries if self._of(query, True)]
+    if not self._queries:
+      raise TaskError(
+        f"{folder}/qrels/{split}.tsv judges no document of corpus.jsonl as "
+        "relevant; want both from the same folder"
+      )
+
+  def _of(self, query: JudgedQuery, is_relevant: bool) -> list[int]:
+    """Returns the lines of the documents of a query."""
+    return [
+      self._line_of[document]
+      for document, grade in query.grades.items()
+      if document in self._line_of and (grade > 0) == is_relevant
+    ]
+
+  def __len__(self) -> int:
+    return len(self._queries)
+
+  def __getitem__(self, number: int) -> Judged:
+    query = self._queries[number]
+    positives, negatives = (
+      _passages(
+        [read_object(self._lines[line]) for line in self._of(query, relevant)],
+        "a document",
+      )
+      for relevant in (True, False)
+    )
+    return Judged(query.text, positives, negatives)
+
+
+class JudgedRecords:
+  """Judged queries as records: texts, whose first passages are relevant."""
+
+  def __init__(self, queries: _Lines | _BeirFolder):
+    self._queries = queries
+
+  @property
+  def spec(self) -> Mapping[str, Any]:
+    """The types and shapes of a record, for tf.data."""
+    import tensorflow as tf
+
+    return {
+      "query": tf.TensorSpec((), tf.string),
+      "titles": tf.TensorSpec((None,), tf.string),
+      "texts": tf.TensorSpec((None,), tf.string),
+      "num_positives": tf.TensorSpec((), tf.int32),
+      "answers": tf.TensorSpec((None,), tf.string),
+    }
+
+  def __len__(self) -> int:
+    return len(self._queries)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Reads queries by their numbers."""
+    found = [self._queries[index] for index in indices.tolist()]
+    passages = [[*one.positives, *one.negatives] for one in found]
+    return {
+      "query": [one.query.encode() for one in found],
+      "titles": [_encoded(p.title for p in own) for own in passages],
+      "texts": [_encoded(p.text for p in own) for own in passages],
+      "num_positives": [len(one.positives) for one in found],
+      "answers": [_encoded(one.answers) for one in found],
+    }
+
+
+def _encoded(texts: Any) -> np.ndarray:
+  return np.array([text.encode() for text in texts], object)
+
+
+class JudgedSource(RandomAccessSource):
+  """The judged queries of the run's files or folders, one for each split."""
+
+  def __init__(self):
+    super().__init__(splits=(), caching_permitted=False)
+
+  def __str__(self) -> str:
+    return f"the judged passages {dict(current_context().question_files)}"
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return tuple(current_context().question_files)
+
+  def open(self, split: str) -> JudgedRecords:
+    """Opens a file, or the folder in BEIR's format whose qrels have the split.
+
+    Raises:
+      TaskError: There is none, or a line of it is in none of the forms.
+    """
+    path = epath.Path(current_context().question_files[split])
+    if path.is_dir():
+      return JudgedRecords(_BeirFolder(path, split))
+    if not path.exists():
+      raise TaskError(f"there is no file {os.fspath(path)}; {_WANTED}")
+    queries = _Lines(path)
+    if not len(queries):
+      raise TaskError(f"{path} is empty; {_WANTED}")
+    return JudgedRecords(queries)

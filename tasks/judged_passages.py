@@ -1,0 +1,115 @@
+"""Queries with judged passages, by which a retriever is trained.
+
+judged_passages   a query, a relevant passage and passages that are not, from
+                  files of DPR's or Tevatron's form, triples of MS MARCO, or
+                  a folder of BEIR (realm_jax/inputs/judged_passages.py)
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from realm_jax.corpus.block_builder import content_hash
+from realm_jax.inputs.features import (
+  feature_length,
+  plain_feature,
+  token_feature,
+  wordpieces,
+)
+from realm_jax.inputs.judged_passages import JudgedSource
+
+
+@tf.autograph.experimental.do_not_convert
+def choose_passages(
+  records: tf.data.Dataset, *, sequence_length: Mapping[str, int] | None = None
+) -> tf.data.Dataset:
+  """Makes `query`, `block`, a relevant passage, and `negatives`.
+
+  Each epoch draws another relevant passage and other negatives. Passages are
+  laid out as the blocks of a corpus are, `[CLS] title [SEP] text [SEP]`, and
+  lose their ends if they are longer. `source_hash` has the content hashes of
+  the relevant passages, the chosen one first.
+  """
+  words = wordpieces()
+  query_length = feature_length("query", sequence_length)
+  block_length = feature_length("block", sequence_length)
+  num_negatives = feature_length("negatives", sequence_length)
+  num_known = feature_length("source_hash", sequence_length)
+  # Without a limit, blocks are as long as their tokens.
+  longest = block_length if sequence_length else None
+
+  def block_of(title: list[int], text: list[int]) -> list[int]:
+    title = title[: (block_length - 3) // 2]
+    text = text[: block_length - 3 - len(title)]
+    return [words.cls_id, *title, words.sep_id, *text, words.sep_id]
+
+  def choose(
+    query: bytes,
+    titles: np.ndarray,
+    texts: np.ndarray,
+    num_positives: np.int32,
+    seed: np.ndarray,
+  ) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed.view(np.uint32))
+    positives = rng.permutation(num_positives)[:num_known]
+    negatives = rng.permutation(np.arange(num_positives, len(texts)))
+    negatives = negatives[:num_negatives]
+    chosen = [positives[0], *negatives]
+    parts = [query, *titles[chosen], *texts[chosen]]
+    tokens = words.tokenize_with_offsets([part.decode() for part in parts])
+    ids = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
+    own, *rest = [one.tolist() for one in ids]
+    count = len(chosen)
+    blocks = [*map(block_of, rest[:count], rest[count:])]
+    padded = np.zeros((count, longest or max(map(len, blocks))), np.int32)
+    for row, block in zip(padded, blocks, strict=True):
+      row[: len(block)] = block
+    own = [words.cls_id, *own[: query_length - 2], words.sep_id]
+
+    def hashes(rows: np.ndarray) -> np.ndarray:
+      found = [content_hash(titles[i].decode(), texts[i]) for i in rows]
+      return np.array(found, np.int64)
+
+    return (
+      np.array(own, np.int32),
+      np.array(blocks[0], np.int32),
+      padded[1:],
+      hashes(positives),
+      hashes(negatives),
+    )
+
+  def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    names = ("query", "titles", "texts", "num_positives", "seed")
+    types = [tf.int32, tf.int32, tf.int32, tf.int64, tf.int64]
+    given = [record[name] for name in names]
+    query, block, negatives, sources, hashes = tf.numpy_function(
+      choose, given, types, stateful=False
+    )
+    return {
+      "position": record["position"],
+      "query": tf.ensure_shape(query, [None]),
+      "block": tf.ensure_shape(block, [None]),
+      "negatives": tf.ensure_shape(negatives, [None, longest]),
+      "source_hash": tf.ensure_shape(sources, [None]),
+      "negative_hashes": tf.ensure_shape(hashes, [None]),
+      "question": record["query"],
+      "answers": record["answers"],
+    }
+
+  return records.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+seqio.TaskRegistry.add(
+  "judged_passages",
+  source=JudgedSource(),
+  preprocessors=[choose_passages],
+  output_features={
+    "query": token_feature(),
+    "block": token_feature(),
+    "negatives": plain_feature(tf.int32, rank=2),
+    "source_hash": plain_feature(tf.int64, rank=1),
+    "negative_hashes": plain_feature(tf.int64, rank=1),
+  },
+)
