@@ -52,6 +52,28 @@ def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
   return list(dict.fromkeys(paragraphs))
 
 
+def judged_paragraphs(
+  folder: Path,
+) -> tuple[list[tuple[str, str]], list[tuple[str, int, list[str]]]]:
+  """Reads `titled_paragraphs`, and the questions about some of them.
+
+  Returns:
+    The paragraphs, and of each question of QED and XQuAD its text, the number
+    of its paragraph, and the answers that are texts of it.
+  """
+  paragraphs = titled_paragraphs(folder)
+  numbers = {one: number for number, one in enumerate(paragraphs)}
+  found = [
+    (row["question_text"], (row["title_text"], row["paragraph_text"]), [])
+    for row in _qed(folder)
+  ]
+  for title, paragraph in xquad(folder):
+    for row in paragraph["qas"]:
+      answers = [answer["text"] for answer in row["answers"]]
+      found.append((row["question"], (title, paragraph["context"]), answers))
+  return paragraphs, [(q, numbers[one], a) for q, one, a in found]
+
+
 def questions(folder: Path) -> list[str]:
   """Reads the questions of QED and XQuAD, about `titled_paragraphs`."""
   texts = [row["question_text"] for row in _qed(folder)]

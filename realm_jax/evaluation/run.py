@@ -44,6 +44,7 @@ from realm_jax.evaluation.encoding import (
   edited_block,
   encode_queries,
 )
+from realm_jax.evaluation.reranking import reranked
 from realm_jax.evaluation.result import Hit
 from realm_jax.indexes.protocol import (
   IndexConfig,
@@ -63,6 +64,7 @@ from realm_jax.models.components import (
   embed_blocks,
   embed_queries,
 )
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -118,6 +120,9 @@ class RunConfig:
     num_searched: Number of blocks retrieved for a question, over which the
       retriever's probabilities are normalized. A smaller corpus is searched
       whole.
+    num_reranked: Number of the best blocks that the run's cross-encoder orders
+      anew, if it has one; its scores replace those of the search. With 0 it is
+      not used.
     num_read: Number of the best blocks that the reader reads.
     num_spans: Number of the best spans that are grouped into answers.
     rank_answers_by: "probability", which sums over all blocks and spans that
@@ -142,6 +147,7 @@ class RunConfig:
   index_scores: bool = False
   candidates: Literal["index", "none", "random", "gold"] = "index"
   num_searched: PositiveInt = 20
+  num_reranked: NonNegativeInt = 100
   num_read: PositiveInt = 5
   num_spans: PositiveInt = 50
   rank_answers_by: Literal["best_span", "probability"] = "probability"
@@ -416,6 +422,37 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
+    A run with a cross-encoder has it order `num_reranked` blocks that were
+    found. Its scores replace theirs, and further blocks follow.
+
+    Args:
+      token_ids, current: As in `embed_tokens`.
+      k: Number of blocks.
+    """
+    if not self.reranks:
+      return self._search(token_ids, k, current=current)
+    number = self.config.num_reranked
+    found = self._search(token_ids, max(k, number), current=current)
+    found = reranked(self, token_ids, found, number)
+    return SearchResult(found.rows[:, :k], found.scores[:, :k])
+
+  @property
+  def reranks(self) -> bool:
+    """Whether a cross-encoder orders anew what is found."""
+    finds_nothing = self.config.candidates == "none"
+    has_one = RERANKER in self.components and not finds_nothing
+    return has_one and self.config.num_reranked > 0
+
+  def without_reranking(self: AnyRun) -> AnyRun:
+    """Returns this run, whose searches leave out the cross-encoder."""
+    config = dataclasses.replace(self.config, num_reranked=0)
+    return dataclasses.replace(self, config=config)
+
+  def _search(
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool
+  ) -> SearchResult:
+    """Returns the k best blocks of each query by the retriever.
+
     A filtered run finds the k best of the blocks that are let through. If they
     are few, all are scored by their vectors. Otherwise the index is searched
     for more and more blocks until k of them fit, so an exact one stays exact.
@@ -423,10 +460,6 @@ class TrainedRun:
     The scores are f(x, z), computed from the vectors that the snapshot stores,
     as in training. An index that has scores of its own, such as BM25, keeps
     them, times the scale that the run has learned for them, if it has.
-
-    Args:
-      token_ids, current: As in `embed_tokens`.
-      k: Number of blocks.
     """
     if self.config.candidates == "none":
       none = np.full((len(token_ids), 1), NULL_ROW, np.int32)
@@ -445,7 +478,7 @@ class TrainedRun:
       if len(token_ids) > (most := max(1, _FILTERED_CELLS // cells)):
         # A filter may need a search for all blocks: some queries at a time.
         parts = [
-          self.search(token_ids[start : start + most], k, current=current)
+          self._search(token_ids[start : start + most], k, current=current)
           for start in range(0, len(token_ids), most)
         ]
         return SearchResult(

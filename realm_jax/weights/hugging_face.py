@@ -7,11 +7,12 @@
 | RealmKnowledgeAugEncoder | the reader, with its masked-LM head |
 | RealmReader | the reader, with its span head |
 | RealmForOpenQA | both, and `block_emb` holds the vectors of blocks |
+| BertForSequenceClassification | a reranker, beside a run's retriever |
 | BertForTokenClassification | a tagger, which gets no MODEL_DIR |
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from realm_jax.models.bert import TokenClassifier
+from realm_jax.models.bert import BertConfig, TokenClassifier
+from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.sequences import padded
@@ -188,28 +190,86 @@ def read_token_classifier(directory: Path) -> LabelledModel:
       f"{file.path} has id2label={by_id}; want a label for each id from 0, "
       'such as {"0": "O", "1": "B-PER"}'
     )
-  vocabulary = read_vocabulary(directory, normalizer="bert")
-  tensors = open_tensors(directory)
-  bert = read_bert_config(file)
-  around = [Module("classifier", "classifier")]
-  module = TokenClassifier(
-    bert.for_vocabulary(
-      vocab_size=vocabulary.size, separator_id=vocabulary.sep_id
-    ),
-    num_labels=len(labels),
-  )
+  bert, words = _bert_with_vocabulary(directory)
+  module = TokenClassifier(bert, num_labels=len(labels))
   tokens = functools.partial(jnp.ones, (1, 3), jnp.int32)
-  # Traced without arguments, it uses no device: see `text.bert_tagger`.
-  flat = jax.eval_shape(
-    lambda: flattened(
-      module.init(jax.random.key(0), padded(tokens()))["params"]
-    )
+  params, _ = _read_classifier(
+    directory,
+    bert,
+    lambda: module.init(jax.random.key(0), padded(tokens()))["params"],
   )
-  parameters, _ = name_maps.read(
-    tensors,
-    name_maps.bert("bert.", bert.num_layers, around),
+  return LabelledModel(module, params, words, labels)
+
+
+class ScoringModel(NamedTuple):
+  """A cross-encoder with its parameters and vocabulary, and what was read."""
+
+  module: CrossEncoder
+  params: Params
+  vocabulary: WordpieceVocabulary
+  lines: Sequence[str]
+
+
+def read_cross_encoder(
+  directory: Path, ignore: Sequence[str] = ()
+) -> ScoringModel:
+  """Reads the directory of a `BertForSequenceClassification` of one label.
+
+  Args:
+    directory: Folder with config.json, the weights and vocab.txt.
+    ignore: As in `ImportConfig`.
+
+  Raises:
+    WeightsError: It is another model, or has other labels.
+    VocabularyError: The vocabulary cannot be used.
+  """
+  file = JsonFile(directory / CONFIG)
+  file.get("architectures", (["BertForSequenceClassification"],))
+  by_id = file.get("id2label", dict[str, str], {"0": "", "1": ""})
+  if len(by_id) != 1:
+    raise WeightsError(
+      f"{file.path} has {len(by_id)} labels; want one, the score of a "
+      "cross-encoder, such as those of cross-encoder/ms-marco-MiniLM-L-6-v2"
+    )
+  bert, words = _bert_with_vocabulary(directory)
+  module = CrossEncoder(bert, joint_length=min(bert.max_positions, 512))
+  params, lines = _read_classifier(
+    directory,
+    bert,
+    lambda: module.init_parameters(
+      jax.random.key(0), query_length=3, block_length=4
+    ),
+    ignore,
+  )
+  return ScoringModel(module, params, words, lines)
+
+
+def _bert_with_vocabulary(
+  directory: Path,
+) -> tuple[BertConfig, WordpieceVocabulary]:
+  words = read_vocabulary(directory, normalizer="bert")
+  bert = read_bert_config(JsonFile(directory / CONFIG))
+  return bert.for_vocabulary(
+    vocab_size=words.size, separator_id=words.sep_id
+  ), words
+
+
+def _read_classifier(
+  directory: Path,
+  bert: BertConfig,
+  init: Callable[[], Params],
+  ignore: Sequence[str] = (),
+) -> tuple[Params, list[str]]:
+  """Reads the parameters of a BERT with a classifier above it."""
+  # Traced without arguments, it uses no device: see `text.bert_tagger`.
+  flat = jax.eval_shape(lambda: flattened(init()))
+  parameters, lines = name_maps.read(
+    open_tensors(directory),
+    name_maps.bert(
+      "bert.", bert.num_layers, [Module("classifier", "classifier")]
+    ),
     {path: tuple(leaf.shape) for path, leaf in flat.items()},
     system="torch",
-    allowed=UNUSED,
+    allowed={**UNUSED, **dict.fromkeys(ignore, "named by --ignore")},
   )
-  return LabelledModel(module, nested(parameters), vocabulary, labels)
+  return nested(parameters), lines

@@ -14,9 +14,9 @@ their vectors were published with it: texts in `block_records.npy` or
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import Blocks, write_shards
 from realm_jax.indexes.protocol import Rows, config_from
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -69,13 +70,20 @@ from realm_jax.text.vocabulary_files import (
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
+from realm_jax.weights.hugging_face import read_cross_encoder
 from realm_jax.weights.mapped_weights import (
   MappedWeights,
   map_weights,
   nested,
 )
-from realm_jax.weights.name_maps import RETRIEVER
-from realm_jax.weights.registry import T5, ImportConfig, locate, origin
+from realm_jax.weights.name_maps import PARTS, READER, RETRIEVER
+from realm_jax.weights.registry import (
+  HF_RERANKER,
+  T5,
+  ImportConfig,
+  locate,
+  origin,
+)
 from realm_jax.weights.t5 import read_t5
 from realm_jax.weights.unpickling import read_byte_strings
 
@@ -104,6 +112,8 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   """
   if config.format == T5:
     return _import_text_reader(config, output_dir)
+  if config.format == HF_RERANKER:
+    return _import_reranker(config, output_dir)
   _check_corpus_dir(config, output_dir)
   # Corpus and MODEL_DIR appear when all of both is written.
   with contextlib.ExitStack() as outputs:
@@ -160,34 +170,81 @@ def _import_text_reader(
   found = read_t5(source)
   words = read_sentencepieces(config.vocab or source)
   found.config.for_vocabulary(words.size)
-  params: dict[str, Any] = {"reader": {"model": found.params}}
-  models: dict[str, Any] = {"reader": GenerativeReader(found.config)}
-  digests = {READER_VOCABULARY: words.digest}
+  with _beside(config, output_dir, (RETRIEVER,)) as run:
+    run.params["reader"] = {"model": found.params}
+    run.models["reader"] = GenerativeReader(found.config)
+    run.digests[READER_VOCABULARY] = words.digest
+    (run.directory / MODEL_FILE).write_bytes(words.model)
+  return "\n".join(found.lines)
+
+
+def _import_reranker(config: ImportConfig, output_dir: epath.PathLike) -> str:
+  """Writes a MODEL_DIR from a cross-encoder, beside a run's components."""
+  if config.retriever is None:
+    raise WeightsError(
+      "a cross-encoder scores what a retriever finds; give the MODEL_DIR of a "
+      "run as --retriever"
+    )
+  source = locate(config.input, config.revision)
+  logging.info("Reading %s", source)
+  found = read_cross_encoder(source, config.ignore)
+  with _beside(config, output_dir, PARTS) as run:
+    if run.digests.get(VOCABULARY) != found.vocabulary.digest:
+      raise WeightsError(
+        f"{source} has another vocabulary than --retriever={config.retriever}; "
+        "both read the tokens of one corpus"
+      )
+    run.params[RERANKER] = found.params
+    run.models["components"] = {RERANKER: found.module}
+  return "\n".join(found.lines)
+
+
+class _NewRun(NamedTuple):
+  """A MODEL_DIR that is being made."""
+
+  directory: epath.Path
+  params: dict[str, Any]
+  models: dict[str, Any]
+  digests: dict[str, str]
+
+
+@contextlib.contextmanager
+def _beside(
+  config: ImportConfig, output_dir: epath.PathLike, parts: Sequence[str]
+) -> Iterator[_NewRun]:
+  """Makes a MODEL_DIR with those `parts` that the run of --retriever has."""
   with contextlib.ExitStack() as outputs:
     directory = outputs.enter_context(new_directory(output_dir))
+    made = _NewRun(directory, {}, {}, {})
     if config.retriever is not None:
       run = Path(config.retriever)
       store, step = locate_checkpoint(run)
       outputs.callback(store.close)
-      if "retriever" not in store.components(step):
+      present = [part for part in parts if part in store.components(step)]
+      if RETRIEVER not in present:
         raise WeightsError(f"--retriever={run} has no retriever; name a run")
-      params |= store.restore(step, items=("retriever",))
+      made.params.update(store.restore(step, items=tuple(present)))
       kept = Kept.find(run)
-      if kept is None or "retriever" not in kept.config.get("fields", {}):
+      fields = {} if kept is None else kept.config.get("fields", {})
+      if not all(part in fields for part in present):
         raise WeightsError(
           f"--retriever={run} keeps no model; name a MODEL_DIR"
         )
-      models["retriever"] = kept.config["fields"]["retriever"]
+      made.models.update({part: fields[part] for part in present})
       pieces = read_vocabulary(epath.Path(run, VOCABULARY_FILE))
       write_vocabulary(directory, pieces)
-      digests[VOCABULARY] = pieces.digest
-    (directory / MODEL_FILE).write_bytes(words.model)
-    Kept.of(Reference(TrainConfig, kept=models)).write(directory)
+      made.digests[VOCABULARY] = pieces.digest
+      if READER in present and (run / MODEL_FILE).exists():
+        words = read_sentencepieces(run)
+        (directory / MODEL_FILE).write_bytes(words.model)
+        made.digests[READER_VOCABULARY] = words.digest
+    yield made
+    Kept.of(Reference(TrainConfig, kept=made.models)).write(directory)
     write_json(directory / "imported.json", origin(config))
+    loop = loop_record([], **made.digests)
     with contextlib.closing(CheckpointStore(directory)) as new:
-      new.save(_STEP, {**params, "loop": loop_record([], **digests)})
+      new.save(_STEP, {**made.params, "loop": loop})
       new.wait()
-  return "\n".join(found.lines)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
-HF_BERT, T5 = "hf_bert", "hf_t5"
+HF_BERT, T5, HF_RERANKER = "hf_bert", "hf_t5", "hf_reranker"
 # What an input of a format is, for people; and the module and name of the
 # function that opens one, given its path, as a `mapped_weights.Source`.
 FORMATS: Mapping[str, tuple[str, str]] = {
@@ -47,6 +47,12 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "spiece.model; or Fusion-in-Decoder's, Atlas', t5x's or Mesh TensorFlow's "
     "files, with --vocab=spiece.model. --retriever takes over a retriever",
     "realm_jax.weights.t5:read_t5",
+  ),
+  HF_RERANKER: (
+    "a cross-encoder: a directory of a BertForSequenceClassification with one "
+    "label and its vocab.txt, such as cross-encoder/ms-marco-MiniLM-L-6-v2. "
+    "--retriever takes over the other components of a run",
+    "realm_jax.weights.hugging_face:read_cross_encoder",
   ),
 }
 # Names of models on Hugging Face's hub, and the files that are read of them.
@@ -95,7 +101,8 @@ class ImportConfig:
       newest.
     block_revision: The same of the second input.
     retriever: MODEL_DIR whose retriever and vocabulary the new one takes over,
-      beside a reader that is imported (hf_t5).
+      beside a reader (hf_t5) or a reranker that is imported; with a reranker,
+      also its reader.
     parts: Parts to import, retriever and reader; None takes what the input has.
     tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
       holds several encoders.
@@ -161,20 +168,23 @@ class ImportConfig:
         raise WeightsError(f"--ignore={pattern}: {error}") from error
     names = ("block_records", "block_titles", "index")
     given = [f"--{n}" for n in names if getattr(self, n) is not None]
-    of_t5 = {"format", "input", "revision", "retriever", "vocab"}
+    alone = {T5: {"vocab"}, HF_RERANKER: {"ignore"}}
+    common = {"format", "input", "revision", "retriever"}
+    of_it = common | alone.get(self.format, set())
     others = [
       f"--{field.name}"
       for field in dataclasses.fields(self)
-      if field.name not in of_t5 and getattr(self, field.name) != field.default
+      if field.name not in of_it and getattr(self, field.name) != field.default
     ]
-    if self.format == T5 and others:
+    if self.format in alone and others:
       raise WeightsError(
-        f"{', '.join(others)} is not for {T5}, which takes "
-        f"{', '.join(sorted(of_t5 - {'format'}))}; leave it out"
+        f"{', '.join(others)} is not for {self.format}, which takes "
+        f"{', '.join(sorted(of_it - {'format'}))}; leave it out"
       )
-    if self.format != T5 and self.retriever is not None:
+    if self.format not in alone and self.retriever is not None:
       raise WeightsError(
-        f"--retriever is for a reader by itself (--from={T5}); leave it out"
+        f"--retriever is for a component by itself (--from={T5} or "
+        f"{HF_RERANKER}); leave it out"
       )
     if self.corpus_dir is None and given:
       raise WeightsError(

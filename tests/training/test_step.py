@@ -19,6 +19,7 @@ OPTIMIZER = make_optimizer(
     learning_rate=1e-3, warmup_steps=0, clip_norm=1e6, weight_decay=0.0
   ),
   num_steps=100,
+  components=("retriever", "reader", "reranker"),
 )
 
 
@@ -67,16 +68,15 @@ def test_what_each_stage_teaches(stage, freeze, learns):
 
 
 @pytest.mark.slow
-def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
+@pytest.mark.parametrize("stage", ["contrastive", "distilled", "reranking"])
+def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch(stage):
   # The examples of a part are dealt out to two devices, half of the hidden
   # states are dropped, and each query has negatives.
-  state, _, mesh = _state("contrastive", 2)
-  batch = sharding.to_devices(tiny.batch("contrastive"), mesh)
+  state, _, mesh = _state(stage, 2)
+  batch = sharding.to_devices(tiny.batch(stage), mesh)
   whole, in_parts = (
     jax.jit(
-      tiny.step(
-        "contrastive", mesh, dropout_rate=0.5, num_microbatches=parts
-      ).gradient
+      tiny.step(stage, mesh, dropout_rate=0.5, num_microbatches=parts).gradient
     )
     for parts in (1, 4)
   )

@@ -12,13 +12,14 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
+from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.models.t5 import T5Config
-from realm_jax.partitioning import sharding
 from realm_jax.objectives.contrastive import BlockHashes
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import Candidates, PackingLayout
 from realm_jax.training.stages.contrastive import Contrastive, ContrastiveBatch
@@ -27,6 +28,7 @@ from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.reading import Reading, ReadingBatch
+from realm_jax.training.stages.reranking import Distilled, Reranking
 from realm_jax.training.stages.stage import Encoders
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import TrainStep
@@ -38,6 +40,8 @@ BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "contrastive": Contrastive(num_negatives=CANDIDATES - 1, symmetric=True),
+  "distilled": Distilled(num_negatives=CANDIDATES - 1, vector_sizes=(2,)),
+  "reranking": Reranking(num_negatives=CANDIDATES - 1),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
   "open_qa": OpenQa(num_read=CANDIDATES),
   "reading": Reading(),
@@ -92,7 +96,10 @@ def components(*, dropout_rate=0.0):
   reader = BertReader(
     bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH
   )
-  return Components({"retriever": retriever, "reader": reader})
+  reranker = CrossEncoder(bert, joint_length=JOINT)
+  return Components(
+    {"retriever": retriever, "reader": reader, "reranker": reranker}
+  )
 
 
 def init(stage, key):
@@ -178,7 +185,7 @@ def batch(stage):
     return rows.reshape(shape)
 
   query = texts(BATCH, QUERY, segments=1)
-  if stage in ("inverse_cloze", "contrastive"):
+  if isinstance(OF_STAGE[stage], Contrastive):
     count = OF_STAGE[stage].num_candidates
     blocks = texts(BATCH, count, BLOCK, segments=2)
     hashes = rng.integers(100, size=(BATCH, count, 2)).astype(np.uint32)

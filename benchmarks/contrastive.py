@@ -1,0 +1,238 @@
+"""Fine-tunes MiniLM on judged passages, by us and by sentence-transformers.
+
+    python -m benchmarks.contrastive --directory=out/contrastive
+
+XQuAD's and QED's questions find the paragraphs that they were asked about,
+among those of WikiText-2, too. Questions about two fifths of the paragraphs
+are held out. All systems train on the same pairs, with the same batch, steps,
+rate and schedule, and are evaluated by `realm_jax.evaluate`. MiniLM had seen
+SQuAD's and Natural Questions' training questions before, so the figures compare
+systems, and are not those of a retriever that has not.
+
+What --directory has is not made again. Nothing else should run meanwhile.
+"""
+
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import flags
+from benchmarks.data.real_texts import TEXTS_DIR, judged_paragraphs
+from harness import peer_processes
+from harness.jobs import Job, Macro, gin_command
+from realm_jax.console import columns
+from realm_jax.evaluation.outputs import METRICS
+from realm_jax.evaluation.scores import RETRIEVED
+from realm_jax.storage.json_files import write_json
+
+_BLOCK_LENGTH, _HELD_OUT = 256, 0.4
+_SHOWN = ("ndcg_at_10", "recall_at_1", "examples_per_second")
+_RECIPE = "gin/runs/contrastive.gin"
+# Our runs, by name, with what they bind.
+_OURS: Mapping[str, Mapping[str, Any]] = {
+  "ours": {},
+  "ours, hard negatives": {"NUM_HARD_NEGATIVES": 1, "SWAP_SNAPSHOTS": False},
+  "ours, symmetric": {"SYMMETRIC": True},
+}
+_PEERS = {
+  "sentence-transformers, float32": "float32",
+  "sentence-transformers, bfloat16": "bfloat16",
+}
+
+
+def write_data(texts_dir: Path, folder: Path) -> None:
+  """Writes a folder in BEIR's format, train.jsonl, and pairs.json."""
+  documents, questions = judged_paragraphs(texts_dir)
+  judged = sorted({number for _, number, _ in questions})
+  random.Random(0).shuffle(judged)
+  held_out = {*judged[: int(len(judged) * _HELD_OUT)]}
+  (folder / "qrels").mkdir(parents=True)
+  header = "query-id\tcorpus-id\tscore"
+  qrels = {"train": [header], "test": [header]}
+  rows, pairs = [], []
+  for query, (question, number, answers) in enumerate(questions):
+    split = "test" if number in held_out else "train"
+    qrels[split].append(f"{query}\t{number}\t1")
+    if split == "train":
+      title, text = documents[number]
+      passage = {"title": title, "text": text}
+      positive = {"query": question, "positive_passages": [passage]}
+      rows.append({**positive, "answers": answers})
+      pairs.append([question, f"{title} {text}".strip()])
+  for split, lines in qrels.items():
+    (folder / "qrels" / f"{split}.tsv").write_text("\n".join([*lines, ""]))
+  of_corpus = [
+    {"_id": str(number), "title": title, "text": text}
+    for number, (title, text) in enumerate(documents)
+  ]
+  queries = [
+    {"_id": str(number), "text": question}
+    for number, (question, _, _) in enumerate(questions)
+  ]
+  named = {"corpus": of_corpus, "queries": queries, "train": rows}
+  for name, lines in named.items():
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+  (folder / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
+
+
+def _run(
+  module: str, gin_files: Sequence[str], *args: str, **bound: Any
+) -> None:
+  subprocess.run(gin_command(module, gin_files, *args, **bound), check=True)
+
+
+class _Comparison:
+  """The runs of one directory."""
+
+  def __init__(self, given: Any):
+    self._given = given
+    self.directory = given.directory.resolve()
+    self.data = self.directory / "data"
+    self.minilm = peer_processes.minilm_vocabulary().parent
+
+  def imported(self, name: str, weights: Path) -> Path:
+    """Imports the weights of a folder as a run."""
+    run = self.directory / name
+    if not run.exists():
+      switches = f"--input={weights}", f"--output_dir={run}", "--score_scale=20"
+      _run("import_weights", [], "--from=hf_bert", *switches)
+    return run
+
+  def prepare(self) -> Path:
+    """Makes the data and the corpus; returns the run of MiniLM."""
+    if not self.data.exists():
+      write_data(self._given.texts_dir, self.data)
+    start = self.imported("minilm", self.minilm)
+    if not (self.directory / "corpus").exists():
+      _run(
+        *("build_corpus", [], f"--input={self.data}/corpus.jsonl"),
+        f"--output_dir={self.directory / 'corpus'}",
+        f"--vocab={start / 'vocab.txt'}",
+        f"--block_length={_BLOCK_LENGTH}",
+      )
+    return start
+
+  def train(self, name: str, seed: int, start: Path) -> tuple[Path, float]:
+    """Trains one of our runs; returns it, and its examples per second."""
+    given, own = self._given, _OURS[name]
+    run = self.directory / f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
+    where = {"MODEL_DIR": run, "CORPUS_DIR": self.directory / "corpus"}
+    command = gin_command(
+      *("train", [str(start / "config.json"), _RECIPE]),
+      **where,
+      **self._directions(seed),
+      INITIAL_CHECKPOINT=start,
+      TRAIN_QUESTIONS=self.data / "train.jsonl",
+      NUM_STEPS=given.steps,
+      WARMUP_STEPS=given.steps // 10,
+      SAVE_EVERY_STEPS=given.steps,
+      **own,
+    )
+    with contextlib.ExitStack() as stack:
+      if "NUM_HARD_NEGATIVES" in own and not run.exists():
+        switches = f"--model_dir={run}", f"--corpus_dir={where['CORPUS_DIR']}"
+        builder = Job(
+          "build_index",
+          gin_command("build_index", [], *switches, INDEX=Macro("EXACT")),
+          self.directory / "build_index.log",
+        )
+        builder.start()
+        stack.callback(builder.stop)
+      subprocess.run(command, check=True)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    speeds = [json.loads(line)["examples_per_second"] for line in lines]
+    return run, statistics.median(speeds)
+
+  def _directions(self, seed: int) -> dict[str, Any]:
+    """Returns the bindings that all of our runs have."""
+    return {
+      "SEED": seed,
+      "NUM_NEGATIVES": 0,
+      "BATCH_SIZE": self._given.batch,
+      "BLOCK_LENGTH": _BLOCK_LENGTH,
+      "WEIGHT_DECAY": 0.01,
+    }
+
+  def train_peer(self, dtype: str, seed: int) -> tuple[Path, float]:
+    """Trains by sentence-transformers, and imports what it wrote."""
+    given, name = self._given, f"sentence_transformers_{dtype}_{seed}"
+    weights, speed = self.directory / f"{name}_weights", self.directory / name
+    speed = weights / "speed.json"
+    if not speed.exists():
+      printed = peer_processes.run(
+        *("fine_tuning", f"--model={self.minilm}", f"--output={weights}"),
+        *(f"--input={self.data / 'pairs.json'}", f"--batch={given.batch}"),
+        *(f"--steps={given.steps}", f"--warmup={given.steps // 10}"),
+        *(f"--seed={seed}", f"--dtype={dtype}"),
+      )
+      speed.write_text(printed)
+    found = json.loads(speed.read_text())
+    return self.imported(name, weights), found["examples_per_second"]
+
+  def evaluate(self, run: Path) -> dict[str, float]:
+    """Builds the index of a run's last checkpoint, and evaluates it."""
+    where = {"MODEL_DIR": run, "CORPUS_DIR": self.directory / "corpus"}
+    output = run / "eval"
+    if not (output / METRICS).exists():
+      switches = f"--model_dir={run}", f"--corpus_dir={where['CORPUS_DIR']}"
+      exact = {"INDEX": Macro("EXACT")}
+      _run("build_index", [], "--once", *switches, **exact)
+      _run(
+        *("evaluate", ["gin/runs/eval_beir.gin"], *switches),
+        BEIR_DIR=self.data,
+        BLOCK_LENGTH=_BLOCK_LENGTH,
+        OUTPUT_DIR=output,
+      )
+    figures = json.loads((output / METRICS).read_text())
+    lines = map(json.loads, (output / RETRIEVED).read_text().splitlines())
+    # A question has one relevant document.
+    first = [line["evidence"][0]["grade"] > 0 for line in lines]
+    return {
+      "ndcg_at_10": figures["ndcg_at_10"],
+      "recall_at_1": statistics.fmean(first),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the comparison."""
+  given = flags.parse(
+    *(__doc__, argv),
+    directory=Path("out/contrastive"),
+    texts_dir=TEXTS_DIR,
+    batch=32,
+    steps=80,
+    seeds=(0,),
+  )
+  comparison = _Comparison(given)
+  start = comparison.prepare()
+  found: dict[str, list[dict[str, float]]] = {}
+  found["MiniLM"] = [comparison.evaluate(start)]
+  for seed in map(int, given.seeds):
+    for name in (*_OURS, *_PEERS):
+      if name in _OURS:
+        run, speed = comparison.train(name, seed, start)
+      else:
+        run, speed = comparison.train_peer(_PEERS[name], seed)
+      row = {**comparison.evaluate(run), "examples_per_second": speed}
+      found.setdefault(name, []).append(row)
+      print(f"{name}, seed {seed}: {row}", flush=True)
+  header = ["system", *_SHOWN]
+  rows = [
+    [name, *(statistics.fmean(r[n] for r in own if n in r) for n in _SHOWN)]
+    for name, own in found.items()
+    if name != "MiniLM"
+  ]
+  first = [found["MiniLM"][0].get(name, "") for name in _SHOWN]
+  print(columns([header, ["MiniLM", *first], *rows]))
+  if given.json:
+    write_json(given.json, found)
+
+
+if __name__ == "__main__":
+  main()

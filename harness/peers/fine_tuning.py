@@ -1,0 +1,80 @@
+"""Fine-tunes a retriever by sentence-transformers, on pairs of texts.
+
+    .venv-peers/bin/python -m harness.peers.fine_tuning --model=MODEL \
+      --input=PAIRS.json --output=FOLDER --steps=80 --batch=32
+
+Its own `fit` trains, with the ranking loss, AdamW, a linear schedule, and
+batches without duplicates. --dtype=bfloat16 has the matrix products in that
+type, as torch's autocast does. The model is written to --output, and a line of
+JSON is printed: the examples per second, by the median step after the first.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers.datasets import NoDuplicatesDataLoader
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+from harness.peer_processes import peak_memory
+
+
+class _TimedLoss(MultipleNegativesRankingLoss):
+  """The loss, which notes when each step begins."""
+
+  def __init__(self, model: SentenceTransformer):
+    super().__init__(model)
+    self.starts: list[float] = []
+
+  def forward(self, *arguments: Any) -> torch.Tensor:
+    self.starts.append(time.perf_counter())
+    return super().forward(*arguments)
+
+
+def main() -> None:
+  """Trains, and writes the model."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--model", required=True)
+  parser.add_argument("--input", type=Path, required=True)
+  parser.add_argument("--output", type=Path, required=True)
+  parser.add_argument("--steps", type=int, required=True)
+  parser.add_argument("--batch", type=int, required=True)
+  parser.add_argument("--warmup", type=int, default=0)
+  parser.add_argument("--rate", type=float, default=2e-5)
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--dtype", default="float32")
+  given = parser.parse_args()
+  torch.set_num_threads(2)
+  torch.manual_seed(given.seed)
+  model = SentenceTransformer(given.model, device="cpu")
+  pairs = json.loads(given.input.read_text(encoding="utf-8"))
+  examples = [InputExample(texts=pair) for pair in pairs]
+  loader = NoDuplicatesDataLoader(examples, batch_size=given.batch)
+  loss = _TimedLoss(model)
+  with torch.autocast("cpu", torch.bfloat16, given.dtype == "bfloat16"):
+    model.old_fit(
+      [(loader, loss)],
+      epochs=1,
+      steps_per_epoch=given.steps,
+      warmup_steps=given.warmup,
+      optimizer_params={"lr": given.rate},
+      weight_decay=0.01,
+      max_grad_norm=1.0,
+      show_progress_bar=False,
+    )
+  model.save(str(given.output), safe_serialization=True)
+  steps = [b - a for a, b in zip(loss.starts, loss.starts[1:], strict=False)]
+  found = {
+    "examples_per_second": given.batch / statistics.median(steps),
+    "peak_memory_gb": peak_memory() / 1e9,
+  }
+  print(json.dumps(found))
+
+
+if __name__ == "__main__":
+  main()

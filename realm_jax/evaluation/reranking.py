@@ -1,0 +1,52 @@
+"""A cross-encoder orders the blocks anew that a run has found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int32
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.indexes.protocol import SearchResult, in_order
+from realm_jax.models.cross_encoder import RERANKER, score_pairs
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.run import TrainedRun
+
+# Pairs are padded to multiples of it, so that few lengths are compiled.
+_LENGTH_STEP = 64
+
+
+def reranked(
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "n q"],
+  found: SearchResult,
+  number: int,
+) -> SearchResult:
+  """Returns what was found in the order of the run's cross-encoder.
+
+  The best `number` blocks get its scores. The others follow in their order,
+  with scores that fall by 1 from the least of these.
+  """
+  rows = found.rows[:, :number]
+  places = np.argwhere(rows != NULL_ROW)
+  queries, blocks = token_ids[places[:, 0]], run.gather(rows[*places.T])
+  lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
+  lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
+  module, params = run.components[RERANKER], run.params[RERANKER]
+  scores = np.full(rows.shape, -np.inf, np.float32)
+  for length in np.unique(lengths).tolist():
+    own = lengths == length
+    # A longer pair than it reads loses its end, as in training.
+    read = module.clone(joint_length=min(length, module.joint_length))
+    arrays = {"query": queries[own], "block": blocks[own]}
+    scores[*places[own].T] = run.compute(score_pairs, read, params, **arrays)
+  rest = found.rows.shape[1] - rows.shape[1]
+  least = scores.min(axis=1, keepdims=True, initial=np.inf, where=scores > -9e9)
+  following = least - 1 - np.arange(rest, dtype=np.float32)
+  ordered = in_order(rows, scores)
+  return SearchResult(
+    np.concatenate([ordered.rows, found.rows[:, number:]], axis=1),
+    np.concatenate([ordered.scores, following], axis=1),
+  )

@@ -1,0 +1,112 @@
+"""A cross-encoder: BERT reads a query beside a block, and scores the pair."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from realm_jax.models import AnyArray, sequences
+from realm_jax.models.bert import BertConfig, BertEncoder, dense
+from realm_jax.models.dropout import Dropout
+from realm_jax.models.packing import TokenSequences, padded_inputs
+from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences
+from realm_jax.settings import PositiveInt
+
+# The component of a run that is one.
+RERANKER = "reranker"
+
+
+class CrossEncoder(nn.Module):
+  """Scores `[CLS] x [SEP] title body [SEP]` (Nogueira and Cho 2019).
+
+  It is Hugging Face's `BertForSequenceClassification` with one label, as the
+  cross-encoders of sentence-transformers are (arXiv 1901.04085).
+
+  Attributes:
+    joint_length: Number of tokens of query and block together.
+  """
+
+  bert: BertConfig
+  joint_length: PositiveInt = 384
+
+  def setup(self) -> None:
+    size = self.bert.hidden_size
+    self.encoder = BertEncoder(self.bert)
+    self.pooler = dense(self.bert, size, ("embed", "embed_out"), "pooler")
+    self.classifier = dense(self.bert, 1, ("embed", "label"), "classifier")
+    self.dropout = Dropout(self.bert.dropout_rate)
+
+  @property
+  def num_heads(self) -> int:
+    """Number of attention heads."""
+    return self.bert.num_heads
+
+  def join(
+    self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
+  ) -> TokenSequences:
+    """Returns what is read of padded queries and the blocks of each.
+
+    Pairs are ordered by query. A block that does not fit loses its end.
+    """
+    separator, (count, length) = self.bert.separator, blocks.shape[1:]
+    flat = blocks.reshape(-1, length)
+    whole = sequences.without_title_separator(flat, separator)
+    # What follows the first [SEP] is read: all but [CLS], which it replaces.
+    xp = whole.__array_namespace__()
+    is_first = xp.arange(length)[None, :] == 0
+    whole = xp.where(is_first, separator, whole)
+    joint = sequences.join(
+      query,
+      whole.reshape(-1, count, length),
+      joint_length=self.joint_length,
+      separator_id=separator,
+    )
+    return TokenSequences(joint.token_ids.reshape(-1, self.joint_length))
+
+  def scores(self, pairs: Sequences) -> Float[Array, " n"]:
+    """Returns the scores of pairs that are laid out."""
+    is_padded = isinstance(pairs, sequences.PaddedSequences)
+    hidden = self.encoder(pairs, first_only=is_padded)
+    first = hidden[:, 0]
+    if not is_padded:
+      places = jnp.zeros((pairs.starts.size, 1), jnp.int32)
+      first = sequences.gather(pairs, hidden, places)[:, 0]
+    pooled = jnp.tanh(self.pooler(first))
+    pooled = self.dropout(pooled, pairs.dropout_ids.reshape(-1))
+    return self.classifier(pooled)[:, 0].astype(jnp.float32)
+
+  def __call__(
+    self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
+  ) -> Float[Array, "b k"]:
+    """Returns the scores of padded queries and the blocks of each."""
+    pairs = padded_inputs(self.join(query, blocks))
+    return self.scores(pairs).reshape(blocks.shape[:2])
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters, in Flax's boxes."""
+    query = jnp.ones((1, query_length), jnp.int32)
+    block = jnp.ones((1, 1, block_length), jnp.int32)
+    return self.init(key, query, block)["params"]
+
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "CrossEncoder":
+    """Returns this cross-encoder for the vocabulary of a corpus."""
+    bert = self.bert.for_vocabulary(
+      vocab_size=vocab_size, separator_id=separator_id
+    )
+    return self.clone(bert=bert)
+
+
+def score_pairs(
+  module: CrossEncoder,
+  params: Params,
+  query: Int[AnyArray, "n q"],
+  block: Int[AnyArray, "n l"],
+) -> Float[Array, " n"]:
+  """Returns the score of each query with its block, both padded."""
+  scores = module.apply({"params": params}, query, block[:, None])
+  return jnp.asarray(scores)[:, 0]

@@ -1,0 +1,59 @@
+"""A run with a cross-encoder, whose searches it orders anew."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from realm_jax.models.components import Components
+from realm_jax.models.cross_encoder import CrossEncoder
+from tests import tiny_world
+
+
+@pytest.fixture
+def reranking(run):
+  """The world's run with a cross-encoder of random values."""
+  words = run.vocabulary
+  module = CrossEncoder(
+    tiny_world.RETRIEVER.bert, joint_length=tiny_world.JOINT_LENGTH
+  ).for_vocabulary(vocab_size=words.size, separator_id=words.sep_id)
+  lengths = {
+    "query_length": tiny_world.QUERY_LENGTH,
+    "block_length": tiny_world.BLOCK_LENGTH,
+  }
+  params = nn.unbox(module.init_parameters(jax.random.key(1), **lengths))
+  return dataclasses.replace(
+    run,
+    components=Components({**run.components, "reranker": module}),
+    params={**run.params, "reranker": params},
+    config=dataclasses.replace(run.config, num_reranked=6),
+  )
+
+
+def test_the_best_are_ordered_by_its_scores_and_the_others_follow(
+  run, reranking
+):
+  texts = [question["question"] for question in tiny_world.questions()[:3]]
+  queries = run.encode(texts)
+  before, found = run.search(queries, 10), reranking.search(queries, 10)
+  # Each pair by itself, padded to the whole length.
+  scores = reranking.components["reranker"].apply(
+    {"params": reranking.params["reranker"]},
+    queries,
+    run.gather(before.rows[:, :6]),
+  )
+  order = np.argsort(-np.asarray(scores), axis=1)
+  expected = np.take_along_axis(before.rows[:, :6], order, axis=1)
+  np.testing.assert_array_equal(found.rows[:, :6], expected)
+  np.testing.assert_allclose(
+    found.scores[:, :6], np.sort(scores, axis=1)[:, ::-1], atol=1e-5
+  )
+  np.testing.assert_array_equal(found.rows[:, 6:], before.rows[:, 6:])
+  assert (np.diff(found.scores, axis=1) <= 0).all()
+  # Of fewer blocks than it orders, the best are returned.
+  few = reranking.search(queries, 2)
+  np.testing.assert_array_equal(few.rows, expected[:, :2])
+  plain = reranking.without_reranking().search(queries, 10)
+  np.testing.assert_array_equal(plain.rows, before.rows)
