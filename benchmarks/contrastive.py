@@ -140,10 +140,10 @@ class _Comparison:
         builder = Job(
           "build_index",
           gin_command("build_index", [], *switches, INDEX=Macro("EXACT")),
-          self.directory / "build_index.log",
+          log=self.directory / "build_index.log",
         )
         builder.start()
-        stack.callback(builder.stop)
+        stack.callback(builder.terminate)
       subprocess.run(command, check=True)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     speeds = [json.loads(line)["examples_per_second"] for line in lines]

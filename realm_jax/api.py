@@ -31,7 +31,12 @@ class LoadedRun(TrainedRun):
 
   @overload
   def ask(
-    self, questions: str, *, num_answers: int = 3, where: Where | None = None
+    self,
+    questions: str,
+    *,
+    num_answers: int = 3,
+    where: Where | None = None,
+    rerank: bool = True,
   ) -> Result: ...
   @overload
   def ask(
@@ -40,6 +45,7 @@ class LoadedRun(TrainedRun):
     *,
     num_answers: int = 3,
     where: Where | None = None,
+    rerank: bool = True,
   ) -> list[Result]: ...
   def ask(
     self,
@@ -47,11 +53,14 @@ class LoadedRun(TrainedRun):
     *,
     num_answers: int = 3,
     where: Where | None = None,
+    rerank: bool = True,
   ) -> Result | list[Result]:
     """Answers questions, each with at most `num_answers` answers.
 
     With `where`, such as `{"language": "de"}`, from the blocks alone that a
-    filter lets through (`realm_jax.corpus.filters`).
+    filter lets through (`realm_jax.corpus.filters`). Without `rerank`, the
+    order of what is found is the retriever's, also where the run has a
+    cross-encoder.
 
     Raises:
       CheckpointError: The run was not trained to answer questions.
@@ -61,7 +70,7 @@ class LoadedRun(TrainedRun):
     if num_answers < 1:
       raise RealmError(f"num_answers={num_answers}; want at least 1")
     self.require_kind(QUESTION)
-    run = self if where is None else self.filtered(where)
+    run = self.restricted(where, rerank=rerank)
     return _of_each(
       questions,
       lambda texts: [
@@ -72,11 +81,21 @@ class LoadedRun(TrainedRun):
 
   @overload
   def retrieve(
-    self, queries: str, k: int = 5, *, where: Where | None = None
+    self,
+    queries: str,
+    k: int = 5,
+    *,
+    where: Where | None = None,
+    rerank: bool = True,
   ) -> list[Hit]: ...
   @overload
   def retrieve(
-    self, queries: Sequence[str], k: int = 5, *, where: Where | None = None
+    self,
+    queries: Sequence[str],
+    k: int = 5,
+    *,
+    where: Where | None = None,
+    rerank: bool = True,
   ) -> list[list[Hit]]: ...
   def retrieve(
     self,
@@ -84,18 +103,19 @@ class LoadedRun(TrainedRun):
     k: int = 5,
     *,
     where: Where | None = None,
+    rerank: bool = True,
   ) -> list[Hit] | list[list[Hit]]:
     """Retrieves the k best blocks for queries, best first.
 
-    With `where`, as in `ask`: of the blocks that a filter lets through, all if
-    they are fewer.
+    With `where` and `rerank`, as in `ask`: of the blocks that a filter lets
+    through, all if they are fewer.
 
     Raises:
       SnapshotError: The snapshot is missing or damaged.
       RealmError: A query has no words, the corpus has fewer than k blocks, k is
         below 1, or the filter does not fit the corpus.
     """
-    run = self if where is None else self.filtered(where)
+    run = self.restricted(where, rerank=rerank)
 
     def found(texts: Sequence[str]) -> list[list[Hit]]:
       blocks = self.corpus.num_blocks

@@ -56,7 +56,8 @@ _MODEL = "gin/models/bert_base.gin"
 def _configured(command: PrintedCommand) -> tuple[str, list[str]]:
   """What a command configures, and from which recipes."""
   function, recipe = _CONFIGURES.get(command.module, ("", ""))
-  if files := command.values("--gin_file="):
+  files = command.values("--gin_file=")
+  if files := [_MODEL if f.startswith("runs/") else f for f in files]:
     # What only looks at a recipe needs no data.
     if command.module == "realm_jax.precompile" or "gin_help" in command.flags:
       files.append("gin/runs/precompile.gin")

@@ -443,10 +443,16 @@ class TrainedRun:
     has_one = RERANKER in self.components and not finds_nothing
     return has_one and self.config.num_reranked > 0
 
-  def without_reranking(self: AnyRun) -> AnyRun:
-    """Returns this run, whose searches leave out the cross-encoder."""
-    config = dataclasses.replace(self.config, num_reranked=0)
-    return dataclasses.replace(self, config=config)
+  def restricted(self: AnyRun, where: Where | None, *, rerank: bool) -> AnyRun:
+    """Returns this run with a filter, as `filtered`, and with `reranks` or not.
+
+    Without a cross-encoder, `rerank` changes nothing.
+    """
+    run = self if where is None else self.filtered(where)
+    if rerank or not run.reranks:
+      return run
+    config = dataclasses.replace(run.config, num_reranked=0)
+    return dataclasses.replace(run, config=config)
 
   def _search(
     self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from realm_jax.models import AnyArray, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder, dense
 from realm_jax.models.dropout import Dropout
-from realm_jax.models.packing import TokenSequences, padded_inputs
+from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveInt
@@ -80,7 +80,7 @@ class CrossEncoder(nn.Module):
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
   ) -> Float[Array, "b k"]:
     """Returns the scores of padded queries and the blocks of each."""
-    pairs = padded_inputs(self.join(query, blocks))
+    pairs = sequences.padded(self.join(query, blocks).token_ids)
     return self.scores(pairs).reshape(blocks.shape[:2])
 
   def init_parameters(

@@ -214,19 +214,19 @@ class PageApp:
       )
     name = "topk" if is_of_search_r1 else "k"
     k, where = _number_of_blocks(name, fields.get(name)), _filter(fields)
-    scores = fields.get("return_scores") or False
-    if not isinstance(scores, bool):
-      raise RequestError(f"return_scores={scores!r}; want true or false")
-    find: OfTexts = functools.partial(self._service.retrieve, k=k, where=where)
+    scores = _flag(fields, "return_scores", default=False)
+    rerank = _flag(fields, "rerank", default=True)
+    given: dict[str, Any] = {"k": k, "where": where, "rerank": rerank}
+    find: OfTexts = functools.partial(self._service.retrieve, **given)
     if is_of_search_r1:
       find = functools.partial(
-        self._service.documents, k=k, where=where, return_scores=scores
+        self._service.documents, **given, return_scores=scores
       )
     return await self._results(
       request,
       find,
       fields["queries"],
-      (name, k, scores, json.dumps(where)),
+      (name, k, scores, rerank, json.dumps(where)),
       name="result" if is_of_search_r1 else "results",
       per_text=k,
     )
@@ -234,8 +234,9 @@ class PageApp:
   async def _answer(self, request: Request) -> Response:
     fields = await _fields(request, "questions")
     texts, where = fields["questions"], _filter(fields)
-    answer = functools.partial(self._service.answer, where=where)
-    key = "ask", json.dumps(where)
+    rerank = _flag(fields, "rerank", default=True)
+    answer = functools.partial(self._service.answer, where=where, rerank=rerank)
+    key = "ask", rerank, json.dumps(where)
     return await self._results(request, answer, texts, key)
 
   async def _results(
@@ -315,6 +316,15 @@ def _filter(fields: dict[str, Any]) -> dict[str, Any] | None:
       f'where={where!r}; want an object such as {{"language": "de"}}'
     )
   return where
+
+
+def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+  """Returns a field of a request that is true or false."""
+  found = fields.get(name)
+  found = default if found is None else found
+  if not isinstance(found, bool):
+    raise RequestError(f"{name}={found!r}; want true or false")
+  return found
 
 
 def _number_of_blocks(name: str, given: Any) -> int:

@@ -121,14 +121,20 @@ class Service:
     return runs[kind]
 
   def retrieve(
-    self, texts: Sequence[Any], k: int, where: Where | None = None
+    self,
+    texts: Sequence[Any],
+    k: int,
+    where: Where | None = None,
+    *,
+    rerank: bool = True,
   ) -> Iterator[dict[str, Any]]:
     """Yields the k best blocks that a filter lets through for each text.
 
-    docs/service.md has the fields. The entry of a text that cannot be searched
+    Without `rerank`, they are in the retriever's order. docs/service.md has the
+    fields. The entry of a text that cannot be searched
     for has an `error`.
     """
-    run = self._run if where is None else self._run.filtered(where)
+    run = self._run.restricted(where, rerank=rerank)
 
     def blocks(
       token_ids: Int32[np.ndarray, "n q"], _: Sequence[str]
@@ -145,13 +151,14 @@ class Service:
     k: int,
     where: Where | None = None,
     *,
+    rerank: bool = True,
     return_scores: bool,
   ) -> Iterator[list[dict[str, Any]]]:
     """Yields the same in the form of Search-R1's retrieval server.
 
     A text that cannot be searched for has no documents.
     """
-    for one in self.retrieve(texts, k, where):
+    for one in self.retrieve(texts, k, where, rerank=rerank):
       found = []
       for block in one.get("blocks", ()):
         document = {name: block[name] for name in ("id", "title", "text")}
@@ -161,15 +168,18 @@ class Service:
       yield found
 
   def answer(
-    self, texts: Sequence[Any], where: Where | None = None
+    self,
+    texts: Sequence[Any],
+    where: Where | None = None,
+    *,
+    rerank: bool = True,
   ) -> Iterator[dict[str, Any]]:
     """Yields answers to questions, from what a filter lets through.
 
     docs/service.md has the fields. The entry of a question that cannot be
     searched for has an `error`.
     """
-    run = self.run_for(QUESTION)
-    run = run if where is None else run.filtered(where)
+    run = self.run_for(QUESTION).restricted(where, rerank=rerank)
     return _each(
       run,
       texts,

@@ -55,5 +55,5 @@ def test_the_best_are_ordered_by_its_scores_and_the_others_follow(
   # Of fewer blocks than it orders, the best are returned.
   few = reranking.search(queries, 2)
   np.testing.assert_array_equal(few.rows, expected[:, :2])
-  plain = reranking.without_reranking().search(queries, 10)
+  plain = reranking.restricted(None, rerank=False).search(queries, 10)
   np.testing.assert_array_equal(plain.rows, before.rows)

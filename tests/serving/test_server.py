@@ -37,11 +37,11 @@ class _Gated(Service):
     self.gate, self.begun, self.turns = threading.Event(), threading.Event(), []
     self.gate.set()
 
-  def retrieve(self, texts, k, where=None):
-    return self._gated(texts, super().retrieve(texts, k, where))
+  def retrieve(self, texts, k, where=None, **settings):
+    return self._gated(texts, super().retrieve(texts, k, where, **settings))
 
-  def answer(self, texts, where=None):
-    return self._gated(texts, super().answer(texts, where))
+  def answer(self, texts, where=None, **settings):
+    return self._gated(texts, super().answer(texts, where, **settings))
 
   def _gated(self, texts, results):
     """The first result is there when a turn has begun."""
@@ -129,6 +129,11 @@ _TOO_MANY, _UNKNOWN = (
         ("/retrieve", b'{"queries": ["a"], "k": 1, "topk": 1}', "k and topk"),
         ("/retrieve", b'{"queries": ["a"], "topk": 0}', "topk=0; want 1"),
         ("/retrieve", b'{"queries": ["a"], "return_scores": 3}', "true or"),
+        (
+          "/retrieve",
+          b'{"queries": ["a"], "rerank": 1}',
+          "rerank=1; want true",
+        ),
         ("/retrieve", b'{"queries": ["a"], "where": "de"}', "want an object"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
       )

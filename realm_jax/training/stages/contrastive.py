@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import NULL_ROW
@@ -35,7 +35,8 @@ from realm_jax.training.stages.stage import (
   StageContext,
 )
 
-_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
+# Of queries [b d], of the blocks of each [b k d], and what a stage adds.
+_Vectors = tuple[Array, ...]
 
 
 class ContrastiveBatch(NamedTuple):
