@@ -24,6 +24,7 @@ from harness.agreement.imported_model import ImportedModel
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.stages.contrastive import Contrastive
 from realm_jax.weights import exporting
+from realm_jax.weights.hugging_face import read_cross_encoder
 from realm_jax.weights.mapped_weights import (
   BoundModel,
   MappedWeights,
@@ -69,6 +70,7 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
     if name == "MiniLM":
       yield from _compare("MiniLM imported", model, words, minilm, folder)
       yield from _compare_losses(model, mapped, minilm, folder)
+      yield _compare_pairs(words, minilm, folder)
     exported = folder / f"{name}_exported"
     exported.mkdir()
     bound = BoundModel(model.retriever, model.reader, words)
@@ -159,6 +161,25 @@ def _compare_losses(
       # They add the same value to all scores of a softmax.
       without=("attention/key/bias",),
     )
+
+
+def _compare_pairs(
+  words: WordpieceVocabulary, minilm: Path, folder: Path
+) -> Row:
+  """Compares the scores of a cross-encoder that is imported."""
+  passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
+  pairs = [(query, text) for query in _QUERIES for text in passages]
+  found = peer_processes.run_on_texts("pairs", pairs, folder, model=minilm)
+  module, params, *_ = read_cross_encoder(folder / "pairs")
+  query = _padded(words, [words.encode(text) for text in _QUERIES])
+  blocks = [
+    [*words.encode(title), words.sep_id, *words.encode(body)]
+    for title, body in _DOCUMENTS
+  ]
+  each = np.tile(_padded(words, blocks), (len(query), 1, 1))
+  scores = np.asarray(module.apply({"params": params}, query, each))
+  theirs = found["scores"].reshape(scores.shape)
+  return differences("cross-encoder: scores", scores, theirs)
 
 
 def _padded(

@@ -1,7 +1,7 @@
 """Tokenizes and embeds texts with Hugging Face's libraries.
 
     .venv-peers/bin/python -m harness.peers.sentence \
-      {tokens,vectors,losses,blocks,encode} --model=MODEL --input=FILE \
+      {tokens,vectors,losses,pairs,blocks,encode} --model=MODEL --input=FILE \
       --output=FILE
 
 - tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
@@ -15,6 +15,8 @@
 - losses: each text is a list of a query, a passage that is relevant to it and
   one that is not. The output has the loss of sentence-transformers' ranking
   losses, and the gradient of the parameters (`NAME/gradient/PARAMETER`).
+- pairs: each text is a pair. The output has `scores` [n] of a cross-encoder
+  with a random classifier above `--model`, which is written beside it.
 - blocks: `--model` is the sizes of a BERT as JSON. The input has `token_ids`
   [n, l], padded with 0, which are embedded in the usual way: in batches in the
   order of the corpus, each padded to its longest block, with the mean of the
@@ -32,10 +34,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers import losses as sentence_losses
 from transformers import (
   BertConfig,
+  BertForSequenceClassification,
   BertModel,
   BertTokenizer,
   BertTokenizerFast,
@@ -104,6 +107,18 @@ def losses(model_dir: str, rows: list[list[str]]) -> dict[str, np.ndarray]:
   return found
 
 
+def pair_scores(model_dir: str, pairs: list[list[str]], folder: Path) -> Any:
+  """Writes a random cross-encoder, and returns its scores of pairs."""
+  torch.manual_seed(0)
+  made = BertForSequenceClassification.from_pretrained(model_dir, num_labels=1)
+  made.save_pretrained(folder)
+  words = BertTokenizerFast.from_pretrained(model_dir)
+  words.save_pretrained(folder)
+  model = CrossEncoder(str(folder), device="cpu")
+  scores = model.predict(pairs, activation_fct=torch.nn.Identity())
+  return {"scores": np.asarray(scores, np.float32)}
+
+
 def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
   """Returns how long a random BERT takes to embed all blocks."""
   torch.manual_seed(0)
@@ -147,7 +162,7 @@ def encode_seconds(model_dir: str, texts: list[str], dtype: str) -> float:
 def main() -> None:
   """Reads the input and writes the output."""
   parser = argparse.ArgumentParser(description=__doc__)
-  kinds = ["tokens", "vectors", "losses", "blocks", "encode"]
+  kinds = ["tokens", "vectors", "losses", "pairs", "blocks", "encode"]
   parser.add_argument("what", choices=kinds)
   parser.add_argument("--model", required=True)
   parser.add_argument("--input", type=Path, required=True)
@@ -164,6 +179,10 @@ def main() -> None:
   if given.what == "encode":
     seconds = encode_seconds(given.model, texts, given.dtype)
     print(json.dumps({"seconds": seconds}))
+    return
+  if given.what == "pairs":
+    folder = given.output.with_suffix("")
+    save_arrays(given.output, pair_scores(given.model, texts, folder))
     return
   compute = {"tokens": tokens, "vectors": vectors, "losses": losses}[given.what]
   save_arrays(given.output, compute(given.model, texts))
