@@ -28,7 +28,12 @@ from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, RETRIEVED, Line
+from realm_jax.evaluation.scores import (
+  NUM_DOCUMENTS,
+  RETRIEVED,
+  Line,
+  with_first_order,
+)
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.beir import (
   BeirError,
@@ -106,6 +111,7 @@ def retrieved_batches(
   *,
   num_searched: int = NUM_DOCUMENTS,
   batch_size: int = 64,
+  first: Search | None = None,
 ) -> Iterator[tuple[list[Line], int]]:
   """Yields for each query the 100 best documents, as lines of JSON.
 
@@ -113,25 +119,34 @@ def retrieved_batches(
   `id` of the query, the `question`, the grades of judged documents as
   `references`, and the documents as `evidence`. `num_searched` blocks are
   searched at first, and more where these have fewer than 100 documents. The
-  lines of a batch come with the number that the next one begins with.
+  lines of a batch come with the number that the next one begins with. What a
+  cross-encoder has ordered is also scored as the `first` search finds it.
   """
+
+  def lines_of(
+    search: Search, batch: Sequence[JudgedQuery], number: int
+  ) -> list[Line]:
+    found = search([query.text for query in batch], number)
+    each = zip(batch, found.rows, found.scores, strict=True)
+    return [_line(query, corpus, rows, scores) for query, rows, scores in each]
+
   with Progress("queries", total=len(queries)) as progress:
     for start in range(0, len(queries), batch_size):
       batch = queries[start : start + batch_size]
       while True:
-        found = search([query.text for query in batch], num_searched)
-        lines = [
-          _line(query, corpus, rows, scores)
-          for query, rows, scores in zip(
-            batch, found.rows, found.scores, strict=True
-          )
-        ]
+        lines = lines_of(search, batch, num_searched)
         # A query that cannot be searched for finds no more among all blocks.
         numbers = filter(None, (len(line["evidence"]) for line in lines))
         fewest = min(numbers, default=NUM_DOCUMENTS)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break
         num_searched *= _MORE_BLOCKS
+      if first is not None:
+        before = lines_of(first, batch, num_searched)
+        lines = [
+          with_first_order(line, one["evidence"])
+          for line, one in zip(lines, before, strict=True)
+        ]
       yield lines, num_searched
       progress.advance(len(batch))
 
@@ -232,6 +247,9 @@ def evaluate_beir(
     functools.partial(_search, run),
     num_searched=num_searched,
     batch_size=batch_size,
+    first=functools.partial(_search, run.restricted(None, rerank=False))
+    if run.reranks
+    else None,
   )
   for lines, num_searched in batches:
     positions = range(len(queries))[own][done : done + len(lines)]

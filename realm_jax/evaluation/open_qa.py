@@ -22,7 +22,12 @@ from realm_jax.evaluation.masked_sentences import (
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.result import Hit
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import PREDICTIONS, RETRIEVED, Line
+from realm_jax.evaluation.scores import (
+  PREDICTIONS,
+  RETRIEVED,
+  Line,
+  with_first_order,
+)
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
@@ -164,6 +169,15 @@ def _evaluate(
       found = run.search(token_ids, config.num_searched)
       hits = [*map(run.hits, found.rows, found.scores)]
       retrieved = [*map(_with_evidence, hits, questions)]
+      if run.reranks:
+        plain = run.restricted(None, rerank=False)
+        found = plain.search(token_ids, config.num_searched)
+        first = map(run.hits, found.rows, found.scores)
+        before = map(_with_evidence, first, questions)
+        retrieved = [
+          with_first_order(line, one["evidence"])
+          for line, one in zip(retrieved, before, strict=True)
+        ]
       whole = completed(run, token_ids, hits, retrieved)
       numbered = zip(batch.positions.tolist(), whole, strict=True)
       parts.add(dict(itertools.compress(numbered, is_taken)), [number + 1])

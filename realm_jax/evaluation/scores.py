@@ -24,6 +24,8 @@ _RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
 INTERVALS = "intervals"
+# Field of a line: the scores of its blocks before a cross-encoder ordered them.
+_FIRST = "before_reranking"
 _LEVEL = 0.95
 _NUM_PERMUTATIONS = 10_000
 _TOP = 10
@@ -54,8 +56,25 @@ def line_scores(lines: Sequence[Line]) -> Scores:
 
   `f1` is NaN where the answers are patterns. Lines without predictions have the
   scores of retrieval alone, and queries with graded documents those of
-  `document_scores`.
+  `document_scores`. Lines `with_first_order` have the scores of that, too,
+  named `…_before_reranking`.
   """
+  scores = dict(_of_order(lines))
+  if _FIRST in lines[0]:
+    for name in lines[0][_FIRST]:
+      values = np.array([line[_FIRST][name] for line in lines])
+      scores[f"{name}_before_reranking"] = values
+  return scores
+
+
+def with_first_order(line: Line, evidence: Sequence[Any]) -> Line:
+  """Returns a line that also has the scores of the retriever's order."""
+  found = _of_order([{**line, "evidence": evidence}])
+  values = {name: float(value) for name, (value,) in found.items()}
+  return {**line, _FIRST: values}
+
+
+def _of_order(lines: Sequence[Line]) -> Scores:
   if isinstance(lines[0]["references"], Mapping):
     return document_scores(lines)
   by_words, by_characters = (
