@@ -238,8 +238,10 @@ class Components(Mapping[str, Any]):
   def __getitem__(self, name: str) -> Any:
     if name not in self._modules:
       raise RealmError(
-        f"this run has no {name}, only {sorted(self._modules)}; bind "
-        f"TrainConfig.{name}"
+        f"this run has no {name}, only {', '.join(sorted(self._modules))}; "
+        "give the config.json of a run or an import that has one as "
+        f"--gin_file, or bind {name.upper()}, or COMPONENTS for another than "
+        "a retriever or a reader"
       )
     return self._modules[name]
 
