@@ -26,8 +26,6 @@ class Run:
       the lag with which a snapshot is used after its checkpoint.
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
-    recipe: Recipe of the trainer, in gin/runs.
-    settings: Further bindings of the trainer.
     environment: Environment of all processes; None passes on this process's.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
@@ -39,8 +37,6 @@ class Run:
   save_every_steps: int
   index: str = "EXACT"
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  recipe: str = "pretrain"
-  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
   store: ObjectStore | None = None
 
@@ -61,9 +57,9 @@ class Run:
       "LEARNING_RATE": 1e-3,
       "WARMUP_STEPS": 2,
       "WAIT_FOR_SNAPSHOTS": True,
-      **(self.settings or {"NUM_CANDIDATES": 4}),
+      "NUM_CANDIDATES": 4,
     }
-    return self._job("trainer", "train", self.recipe, **settings)
+    return self._job("trainer", "train", "pretrain", **settings)
 
   def builder(self) -> Job:
     """Returns the index builder, not yet started."""

@@ -31,11 +31,18 @@ from realm_jax import supervisor
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What commands import; none of it defines flags, or starts a thread.
 MODULES = (
+  "fsspec.implementations.local",
   "realm_jax.corpus.build",
+  "realm_jax.inputs.display",
   "realm_jax.inputs.seqio_rows",
+  "realm_jax.evaluation.evaluate",
   "realm_jax.evaluation.open_qa",
   "realm_jax.snapshots.index_builder",
+  "realm_jax.tasks.inverse_cloze",
+  "realm_jax.tasks.masked_sentences",
+  "realm_jax.tasks.open_qa",
   "realm_jax.training.trainer",
+  "realm_jax.weights.importing",
 )
 _MAX_MESSAGE = 1 << 18
 _POLL_SECONDS = 0.01
@@ -253,6 +260,9 @@ def main() -> None:
   number, *modules = sys.argv[1:]
   for module in modules:
     importlib.import_module(module)
+  if normalization := sys.modules.get("realm_jax.text.normalization"):
+    # A table of all of Unicode would take each command half a second.
+    normalization.character_table(normalization.Normalization())
   # A collection in a command would otherwise copy the pages of all modules.
   gc.collect()
   gc.freeze()

@@ -98,13 +98,11 @@ _MISTAKES = [
   (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
   (f"{_TRAIN} --gin.NUM_STEPS=99999999999", ["NUM_STEPS", "2147483647"]),
   ("build_index --once --model_dir={d}/vocab.txt", ["{d}/vocab.txt is a file"]),
-  (f"{_BUILD} --input={{d}}/text.jsonl --tagger=nope", ["'nope'", "recurring"]),
   (
     "import_weights --from=hf_bert --input={d} --output_dir={d}/new "
     f"--seed={10**20}",
     ["seed", "9223372036854775807"],
   ),
-  (f"{_TRAIN} --gin.BLOCK_LENGTH=41", ["41", "--gin.BLOCK_LENGTH=40"]),
 ]
 
 

@@ -43,9 +43,8 @@ def main() -> None:
   processes.initialize(address, int(count), int(index))
   commands = Commands(tiny_world.World(Path(world)))
   # Killed before its second checkpoint, a run is compared with its sources.
-  commands.train_stage("pretrain", folder, before, NUM_STEPS=0)
-  for stage in ("pretrain", "open_qa"):
-    commands.train_stage(stage, folder, before, NUM_STEPS=steps)
+  for last in (0, steps):
+    commands.train_stage("open_qa", folder, before, NUM_STEPS=last)
   # What each process finds takes several pieces.
   outputs._CHARACTERS_PER_PIECE = 200
   parts._MAX_LINES = 1

@@ -1,5 +1,6 @@
 """The benchmarks run, with their smallest sizes."""
 
+import dataclasses
 import json
 import sys
 
@@ -27,7 +28,7 @@ def test_train_step(tmp_path, monkeypatch):
   monkeypatch.setattr(train_step, "matmul_gflops_per_second", lambda _: 1e6)
   sizes = "--layers=1 --hidden=16 --heads=2 --inner=32 --vocab=1200 --batch=2"
   texts = "--candidates=2 --query=8 --block=12 --joint=20 --masks=2 --steps=1"
-  texts += " --rounds=1"
+  texts += " --rounds=1 --dropout=0"
   path = tmp_path / "figures.json"
   train_step.main([*sizes.split(), *texts.split(), f"--json={path}"])
   for row in json.loads(path.read_text())["rows"]:
@@ -55,7 +56,10 @@ def test_index(tmp_path, monkeypatch, capsys):
   assert f"{missing} rabitqlib" in capsys.readouterr().err
 
 
-def test_embedding(world, tmp_path):
+def test_embedding(world, tmp_path, monkeypatch):
+  model = embedding._MINILM
+  small = dataclasses.replace(model.bert, num_layers=1, hidden_size=24)
+  monkeypatch.setattr(embedding, "_MINILM", model.clone(bert=small))
   path = tmp_path / "rows.json"
   corpus = f"--corpus_dir={world.corpus_dir}"
   embedding.main([corpus, f"--json={path}", "--blocks=4", "--rounds=1"])

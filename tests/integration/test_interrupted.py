@@ -187,8 +187,8 @@ def test_two_processes_go_on_when_one_is_killed(
       "--heartbeat_timeout_seconds=10",
       MODEL_DIR=tmp_path / "run",
       CORPUS_DIR=world.corpus_dir,
-      NUM_STEPS=160,
-      SAVE_EVERY_STEPS=20,
+      NUM_STEPS=80,
+      SAVE_EVERY_STEPS=10,
       BATCH_SIZE=4,
     )
     name = f"process-{process}"
@@ -199,7 +199,7 @@ def test_two_processes_go_on_when_one_is_killed(
   checkpoints = CheckpointStore(tmp_path / "run")
   with running(*jobs):
     wait_until(
-      lambda: checkpoints.steps()[-1:] >= [20],
+      lambda: checkpoints.steps()[-1:] >= [10],
       what="checkpoint",
       jobs=(*jobs,),
     )

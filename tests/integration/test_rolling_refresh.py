@@ -3,7 +3,6 @@
 import functools
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -13,8 +12,6 @@ from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.models.components import embed_blocks
 from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.snapshots.loading import load_snapshot
-from realm_jax.training import trainer
-from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands, losses
@@ -35,23 +32,6 @@ _ROLLING = {
   # Eight of each of eight devices. The first of them has all of so few blocks.
   "BLOCKS_PER_STEP": 64,
 }
-
-
-class _Watched(CompiledSteps):
-  """Steps that need not be compiled again when a run is resumed."""
-
-  compiled: ClassVar[dict[Any, Any]] = {}
-
-  def __init__(self, *arguments: Any):
-    super().__init__(*arguments)
-    self.programs = self.compiled
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _watched():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(trainer, "CompiledSteps", _Watched)
-    yield
 
 
 @pytest.fixture(scope="module")

@@ -87,10 +87,9 @@ def on_two_processes(
       )
     )
   with running(*group):
-    for stage in ("pretrain", "open_qa"):
-      first = folder / stage / "checkpoints" / "0"
-      wait_until(first.exists, what="checkpoint", jobs=tuple(group))
-      commands.world.build_snapshot(folder / stage)
+    first = folder / "open_qa" / "checkpoints" / "0"
+    wait_until(first.exists, what="checkpoint", jobs=tuple(group))
+    commands.world.build_snapshot(folder / "open_qa")
     for process in group:
       wait_until(process.ended, what="end of the group", jobs=tuple(group))
   return folder
@@ -135,11 +134,8 @@ def test_packed_and_searched_in_the_step_losses_are_the_same(
   assert "search_ms" not in read_rows(tmp_path / "pretrain")[0]
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "open_qa"])
-def test_several_processes_have_the_same_losses(
-  stage, on_eight, on_two_processes
-):
-  _assert_same(on_two_processes / stage, on_eight / stage)
+def test_several_processes_have_the_same_losses(on_eight, on_two_processes):
+  _assert_same(on_two_processes / "open_qa", on_eight / "open_qa")
 
 
 def test_sigterm_to_one_process_saves_and_ends_all_at_the_same_step(
@@ -163,7 +159,7 @@ def test_adafactor_over_eight_devices_resumes_exactly(commands, tmp_path):
     OPTIMIZER="adafactor",
     SCHEDULE="constant",
     **{
-      "bert.BertConfig.num_layers": 3,
+      "bert.BertConfig.num_layers": 2,
       # Smaller matrices are not factored.
       "bert.BertConfig.hidden_size": 128,
       "bert.BertConfig.intermediate_size": 128,

@@ -1,31 +1,31 @@
 """A reader that writes, from its pre-training to questions, by commands."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import realm_jax
-from harness.faults import verdict
-from harness.faults.disturbed import Disturbed, Fault, finish
-from harness.pretraining import Run
-from realm_jax import supervisor
+from harness.jobs import wait_until
 from realm_jax.corpus.update import add_views
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.evaluate import evaluate
-from tests.integration.commands import Commands
+from realm_jax.training.metric_rows import read_rows
+from tests.integration.commands import Commands, losses
 from tests.json_lines import read_lines
 from tests.text.test_sentencepieces import MODEL
 from tests.tiny_world import World
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.usefixtures("quick_jobs", "one_device"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _MODEL = "tests/integration/tiny_text.gin"
-_STEPS, _SAVE_EVERY = 12, 4
 _MASKED = {
+  "NUM_STEPS": 6,
+  "SAVE_EVERY_STEPS": 2,
+  "KEEP_CHECKPOINTS": 4,
+  "LAG_STEPS": 2,
+  "WAIT_FOR_SNAPSHOTS": True,
   "TASK": "masked_salient_spans",
   "QUESTION_FILES": {},
   "UNMASKED_SPAN_KINDS": [],
@@ -54,43 +54,37 @@ def commands(viewed) -> Commands:
 
 
 @pytest.fixture(scope="module")
-def runs(viewed, tmp_path_factory, command_environment, quick_jobs):
-  """The same pre-training undisturbed, and with both processes killed."""
-  folder = tmp_path_factory.mktemp("runs")
+def pretrained(commands, tmp_path_factory) -> Path:
+  """A pre-training that swaps the snapshot of step 0 for that of step 2."""
+  folder = tmp_path_factory.mktemp("pretrained") / "run"
 
-  def run(name: str, environment: dict[str, str]) -> Run:
-    return Run(
-      directory=folder / name,
-      corpus_dir=viewed.corpus_dir,
-      model=_MODEL,
-      num_steps=_STEPS,
-      save_every_steps=_SAVE_EVERY,
-      recipe="text_to_text",
-      settings=_MASKED,
-      environment=environment,
-    )
+  def build(step: int) -> None:
+    checkpoint = folder / "checkpoints" / str(step)
+    wait_until(checkpoint.exists, what="checkpoint")
+    commands.world.build_snapshot(folder, checkpoint_step=step)
 
-  unbroken = run("unbroken", command_environment)
-  assert finish(unbroken)["problems"] == []
-  supervised = {**command_environment}
-  del supervised[supervisor.VARIABLE]
-  broken = run("broken", supervised)
-  with Disturbed(broken) as here:
-    here.inject(Fault("kill both", _SAVE_EVERY, 0.5, seed=0))
-    here.complete()
-  return unbroken, broken
+  with ThreadPoolExecutor(1) as thread:
+    building = [thread.submit(build, step) for step in (0, 2)]
+    commands.train("text_to_text", folder, **_MASKED)
+    for one in building:
+      one.result()
+  return folder
 
 
-def test_a_kill_changes_nothing_while_snapshots_are_swapped(runs):
-  unbroken, broken = runs
-  assert verdict.differences(unbroken, broken) == []
-  assert {row["snapshot"] for row in verdict.curve(unbroken)} == {0, 4}
+def test_it_resumes_exactly_though_snapshots_are_swapped(
+  pretrained, commands, tmp_path
+):
+  assert [row["snapshot"] for row in read_rows(pretrained)] == [0] * 4 + [2] * 2
+  for name in ("checkpoints/2", "snapshots"):
+    shutil.copytree(pretrained / name, tmp_path / name)
+  commands.train("text_to_text", tmp_path, **_MASKED)
+  assert losses(tmp_path) == losses(pretrained)[2:]
 
 
-def test_its_masked_sentences_are_evaluated(runs, commands, tmp_path):
+def test_its_masked_sentences_are_evaluated(pretrained, commands, tmp_path):
   figures = commands.call(
     *(evaluate, "eval_masked_text"),
-    MODEL_DIR=runs[0].model_dir,
+    MODEL_DIR=pretrained,
     OUTPUT_DIR=tmp_path,
     NUM_BATCHES=2,
     BATCH_SIZE=8,
@@ -103,14 +97,14 @@ def test_its_masked_sentences_are_evaluated(runs, commands, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def answering(runs, commands, tmp_path_factory) -> Path:
+def answering(pretrained, commands, tmp_path_factory) -> Path:
   """A run that has learned to answer questions from that pre-training."""
   folder = tmp_path_factory.mktemp("answering") / "run"
   with commands.index_builder(folder):
     commands.train(
       *("text_to_text", folder),
       TRAIN_QUESTIONS=commands.world.question_file,
-      INITIAL_CHECKPOINT=runs[0].model_dir,
+      INITIAL_CHECKPOINT=pretrained,
       NUM_READ=3,
       NUM_STEPS=4,
       SAVE_EVERY_STEPS=4,

@@ -76,9 +76,11 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
 ):
   command = [
     *(sys.executable, "-m", "realm_jax.precompile"),
-    "--gin_file=gin/runs/pretrain.gin",
+    "--gin_file=gin/runs/inverse_cloze.gin",
     "--gin_file=tests/integration/tiny.gin",
     "--gin.BATCH_SIZE=16",
+    # It searches for them.
+    "--gin.NUM_HARD_NEGATIVES=2",
     "--gin.MAX_SHAPE_BUCKETS=2",
     "--gin.FSDP=2",
     "--gin.bert.BertConfig.vocab_size=64",

@@ -67,10 +67,10 @@ def inputs_of(given: TextBatch) -> TextInputs:
 
 
 @functools.cache
-def parameters(fusion: str):
-  stage = TextToText(num_read=tiny.CANDIDATES)
+def parameters():
+  """Those of either fusion, which has none of its own."""
   init = functools.partial(
-    stage.init, components(fusion), tiny.QUERY, tiny.BLOCK
+    stage_of().init, components("decoder"), tiny.QUERY, tiny.BLOCK
   )
   return nn.unbox(jax.jit(init)(jax.random.key(0)))
 
@@ -88,108 +88,44 @@ def loss(stage, fusion, params, *, packed=False):
   )
 
 
+@functools.cache
+def loss_and_gradient(stage, *, packed=False):
+  """The mean loss of a fused reader, and its gradient."""
+
+  def mean(params):
+    return loss(stage, "decoder", params, packed=packed).loss.mean
+
+  return jax.device_get(jax.jit(jax.value_and_grad(mean))(parameters()))
+
+
 def stage_of(**settings) -> TextToText:
   return TextToText(num_read=tiny.CANDIDATES, **settings)
 
 
-def likelihoods(fusion, params, given):
+@functools.cache
+def likelihoods(fusion):
   """Log p of the targets given all candidates, and given each, in float64."""
-  reader = components(fusion)["reader"]
-  inputs = inputs_of(given)
+  reader, given = components(fusion)["reader"], batch()
   apply = functools.partial(reader.apply, single=True, method="likelihoods")
-  found = jax.jit(apply)({"params": params["reader"]}, inputs)
+  params = {"params": parameters()["reader"]}
+  found = jax.jit(apply)(params, inputs_of(given))
   is_token = given.targets != 0
   fused = None if found.fused is None else np.float64(found.fused * is_token)
   return fused, np.float64(found.single * is_token[:, None])
 
 
-def log_prior_of(params, given):
+@functools.cache
+def log_prior():
   made = components("decoder")
-  inputs = padded_inputs(stage_of().inputs(made, given))
+  inputs = padded_inputs(stage_of().inputs(made, batch()))
   score = jax.jit(lambda p: Encoders(made, p, {}).candidate_scores(inputs))
-  scores = score(params)
-  return log_softmax(np.float64(scores), axis=1)
+  return log_softmax(np.float64(score(parameters())), axis=1)
 
 
-@pytest.mark.parametrize("form", ["joint", "per_token"])
-def test_emdr2_is_the_papers(form):
-  params, given = parameters("decoder"), batch()
-  fused, single = likelihoods("decoder", params, given)
-  log_prior = log_prior_of(params, given)
-  if form == "joint":
-    reader = fused.sum(1)
-    retriever = logsumexp(log_prior + single.sum(2), axis=1)
-    wanted = -(reader + retriever).mean()
-  else:
-    is_token = given.targets != 0
-    retriever = logsumexp(log_prior[:, :, None] + single, axis=1) * is_token
-    wanted = -(fused.sum() + retriever.sum()) / is_token.sum()
-  found = loss(stage_of(objective="emdr2", loss_form=form), "decoder", params)
-  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.parametrize("mean_likelihood", [True, False])
-def test_perplexity_distils_the_single_candidates(mean_likelihood):
-  params, given = parameters("decoder"), batch()
-  fused, single = likelihoods("decoder", params, given)
-  log_prior, target = log_prior_of(params, given), single.sum(2)
-  if mean_likelihood:
-    target /= (given.targets != 0).sum(1, keepdims=True)
-  target = log_softmax(target / 0.1, axis=1)
-  divergence = (np.exp(target) * (target - log_prior)).sum(1)
-  wanted = (divergence - fused.sum(1)).mean()
-  stage = stage_of(
-    objective="perplexity",
-    mean_likelihood=mean_likelihood,
-    target_temperature=0.1,
-  )
-  found = loss(stage, "decoder", params)
-  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
-
-
-def test_without_fusion_it_is_the_marginal_likelihood():
-  params, given = parameters("marginal"), batch()
-  _, single = likelihoods("marginal", params, given)
-  log_prior = log_prior_of(params, given)
-  wanted = -logsumexp(log_prior + single.sum(2), axis=1).mean()
-  found = loss(stage_of(objective="marginal"), "marginal", params)
-  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_packed_texts_teach_what_padded_ones_do():
-  fusion = "decoder"
-  params, stage = parameters(fusion), stage_of(objective="emdr2")
-
-  def mean(params, packed):
-    return loss(stage, fusion, params, packed=packed).loss.mean
-
-  gradient = jax.value_and_grad(mean)
-  (one, of_one), (other, of_other) = (gradient(params, p) for p in (0, 1))
-  assert float(one) == pytest.approx(float(other), rel=1e-5)
-  for a, b in zip(
-    jax.tree.leaves(of_one), jax.tree.leaves(of_other), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-  "objective",
-  ["emdr2", "perplexity", "attention_norm"],
-)
-def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
-  objective,
-):
-  params, stage = parameters("decoder"), stage_of(objective=objective)
-  gradient = jax.grad(lambda p: loss(stage, "decoder", p).loss.mean)(params)
-  size = {
-    name: sum(np.abs(g).sum() for g in jax.tree.leaves(own))
-    for name, own in gradient.items()
-  }
-  assert min(size.values()) > 0
-  # The reader's is that of its own likelihood.
-  given = batch()
-  reader = components("decoder")["reader"]
+@functools.cache
+def gradient_of_reading():
+  """The gradient of a fused reader's own likelihood."""
+  reader, given = components("decoder")["reader"], batch()
   inputs = inputs_of(given)
 
   def reading(own):
@@ -198,15 +134,90 @@ def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(
     )
     return -(found.fused * (given.targets != 0)).sum(1).mean()
 
-  wanted = jax.jit(jax.grad(reading))(params["reader"])
+  return jax.jit(jax.grad(reading))(parameters()["reader"])
+
+
+@pytest.mark.parametrize("form", ["joint", "per_token"])
+def test_emdr2_is_the_papers(form):
+  (fused, single), targets = likelihoods("decoder"), batch().targets
+  stage = stage_of(objective="emdr2", loss_form=form)
+  if form == "joint":
+    retriever = logsumexp(log_prior() + single.sum(2), axis=1)
+    wanted = -(fused.sum(1) + retriever).mean()
+    found, _ = loss_and_gradient(stage)
+  else:
+    is_token = targets != 0
+    retriever = logsumexp(log_prior()[:, :, None] + single, axis=1) * is_token
+    wanted = -(fused.sum() + retriever.sum()) / is_token.sum()
+    found = loss(stage, "decoder", parameters()).loss.mean
+  assert float(found) == pytest.approx(wanted, rel=1e-5)
+
+
+_PERPLEXITY = {"objective": "perplexity", "target_temperature": 0.1}
+
+
+@pytest.mark.parametrize("mean_likelihood", [True, False])
+def test_perplexity_distils_the_single_candidates(mean_likelihood):
+  (fused, single), targets = likelihoods("decoder"), batch().targets
+  target = single.sum(2)
+  if mean_likelihood:
+    target /= (targets != 0).sum(1, keepdims=True)
+  target = log_softmax(target / 0.1, axis=1)
+  divergence = (np.exp(target) * (target - log_prior())).sum(1)
+  wanted = (divergence - fused.sum(1)).mean()
+  stage = stage_of(mean_likelihood=mean_likelihood, **_PERPLEXITY)
+  if mean_likelihood:
+    found = loss(stage, "decoder", parameters()).loss.mean
+  else:
+    found, _ = loss_and_gradient(stage)
+  assert float(found) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_without_fusion_it_is_the_marginal_likelihood():
+  _, single = likelihoods("marginal")
+  wanted = -logsumexp(log_prior() + single.sum(2), axis=1).mean()
+  found = loss(stage_of(objective="marginal"), "marginal", parameters())
+  assert float(found.loss.mean) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_packed_texts_teach_what_padded_ones_do():
+  stage = stage_of(objective="emdr2")
+  one, of_one = loss_and_gradient(stage)
+  other, of_other = loss_and_gradient(stage, packed=True)
+  assert float(one) == pytest.approx(float(other), rel=1e-5)
+  _assert_near(of_one, of_other)
+
+
+def _assert_near(gradient, wanted):
   for a, b in zip(
-    jax.tree.leaves(gradient["reader"]), jax.tree.leaves(wanted), strict=True
+    jax.tree.leaves(gradient), jax.tree.leaves(wanted), strict=True
   ):
     np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+  "stage",
+  [
+    stage_of(objective="emdr2"),
+    stage_of(**_PERPLEXITY),
+    stage_of(objective="attention_norm"),
+  ],
+  ids=lambda stage: stage.objective,
+)
+def test_the_retriever_learns_from_the_reader_and_not_the_reader_from_it(stage):
+  _, gradient = loss_and_gradient(stage)
+  size = {
+    name: sum(np.abs(g).sum() for g in jax.tree.leaves(own))
+    for name, own in gradient.items()
+  }
+  assert min(size.values()) > 0
+  # The reader's is that of its own likelihood.
+  _assert_near(gradient["reader"], gradient_of_reading())
+
+
 def test_without_blocks_the_reader_alone_learns():
-  params, stage = parameters("decoder"), TextToText(num_read=1, null_block=True)
+  params, stage = parameters(), TextToText(num_read=1, null_block=True)
   made, given = components("decoder"), batch()
   first = jax.tree.map(lambda x: x[:, :1], given.candidates)
   given = given._replace(candidates=first)
@@ -217,8 +228,9 @@ def test_without_blocks_the_reader_alone_learns():
     return stage.loss(encoders, given, inputs).loss.mean
 
   value, gradient = jax.jit(jax.value_and_grad(mean))(params)
-  fused, _ = likelihoods("decoder", params, given)
-  assert float(value) == pytest.approx(-fused.sum(1).mean(), rel=1e-5)
+  _, single = likelihoods("decoder")
+  wanted = -single[:, 0].sum(1).mean()
+  assert float(value) == pytest.approx(wanted, rel=1e-5)
   size = {
     name: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(own))
     for name, own in gradient.items()
@@ -227,12 +239,12 @@ def test_without_blocks_the_reader_alone_learns():
 
 
 def test_reranking_reads_what_the_current_towers_score_best():
-  params, given = parameters("decoder"), batch()
+  params, given = parameters(), batch()
   stage = TextToText(num_read=2, num_reranked=tiny.CANDIDATES)
   assert stage.retrieval.num_kept == tiny.CANDIDATES
   encoders = Encoders(components("decoder"), params, {})
   # Copies of the first source have left it only two blocks.
-  scores = log_prior_of(params, given)
+  scores = log_prior().copy()
   null = scores[0].argmax()
   given.candidates.passages[0, null], scores[0, null] = 0, -np.inf
   found = jax.jit(lambda given: stage.rerank(encoders, given))(given).candidates
@@ -247,7 +259,7 @@ def test_reranking_reads_what_the_current_towers_score_best():
 )
 def test_choices_that_do_not_fit_are_refused(objective, fusion):
   with pytest.raises(RealmError, match="is not for a reader with FUSION"):
-    loss(stage_of(objective=objective), fusion, parameters(fusion))
+    loss(stage_of(objective=objective), fusion, parameters())
   with pytest.raises(RealmError, match="NUM_READ=1 to 2 or more"):
     TextToText(num_read=1, objective="leave_one_out")
   with pytest.raises(RealmError, match="NUM_RERANKED=2 with NUM_READ=4"):
