@@ -57,7 +57,7 @@ def write_data(texts_dir: Path, folder: Path) -> None:
   rows, pairs = [], []
   for query, (question, number, answers) in enumerate(questions):
     split = "test" if number in held_out else "train"
-    qrels[split].append(f"{query}\t{number}\t1")
+    qrels[split].append(f"q{query}\t{number}\t1")
     if split == "train":
       title, text = documents[number]
       passage = {"title": title, "text": text}
@@ -71,7 +71,8 @@ def write_data(texts_dir: Path, folder: Path) -> None:
     for number, (title, text) in enumerate(documents)
   ]
   queries = [
-    {"_id": str(number), "text": question}
+    # Not the id of a document, which a query would not find.
+    {"_id": f"q{number}", "text": question}
     for number, (question, _, _) in enumerate(questions)
   ]
   named = {"corpus": of_corpus, "queries": queries, "train": rows}
@@ -208,13 +209,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     batch=32,
     steps=80,
     seeds=(0,),
+    systems=(*_OURS, *_PEERS),
   )
   comparison = _Comparison(given)
   start = comparison.prepare()
   found: dict[str, list[dict[str, float]]] = {}
   found["MiniLM"] = [comparison.evaluate(start)]
   for seed in map(int, given.seeds):
-    for name in (*_OURS, *_PEERS):
+    for name in given.systems:
       if name in _OURS:
         run, speed = comparison.train(name, seed, start)
       else:
