@@ -76,7 +76,7 @@ class Contrastive(Stage):
     negative_margin: Negatives that score higher than the query's block less
       this number are left out; None keeps them.
     symmetric: Whether a block also has to find its query.
-    vector_sizes: Smaller sizes at which vectors are compared, too, cut to
+    vector_sizes: Smaller sizes at which vectors are also compared, cut to
       their first elements, so that these alone can be searched (Matryoshka,
       Kusupati et al. 2022, arXiv 2205.13147). The losses are added.
   """
