@@ -120,7 +120,7 @@ class RunConfig:
     num_searched: Number of blocks retrieved for a question, over which the
       retriever's probabilities are normalized. A smaller corpus is searched
       whole.
-    num_reranked: Number of the best blocks that the run's cross-encoder orders
+    rerank_depth: Number of the best blocks that the run's cross-encoder orders
       anew, if it has one; its scores replace those of the search. With 0 it is
       not used.
     num_read: Number of the best blocks that the reader reads.
@@ -147,7 +147,7 @@ class RunConfig:
   index_scores: bool = False
   candidates: Literal["index", "none", "random", "gold"] = "index"
   num_searched: PositiveInt = 20
-  num_reranked: NonNegativeInt = 100
+  rerank_depth: NonNegativeInt = 100
   num_read: PositiveInt = 5
   num_spans: PositiveInt = 50
   rank_answers_by: Literal["best_span", "probability"] = "probability"
@@ -422,7 +422,7 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
-    A run with a cross-encoder has it order `num_reranked` blocks that were
+    A run with a cross-encoder has it order `rerank_depth` blocks that were
     found. Its scores replace theirs, and further blocks follow.
 
     Args:
@@ -431,7 +431,7 @@ class TrainedRun:
     """
     if not self.reranks:
       return self._search(token_ids, k, current=current)
-    number = self.config.num_reranked
+    number = self.config.rerank_depth
     found = self._search(token_ids, max(k, number), current=current)
     found = reranked(self, token_ids, found, number)
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
@@ -441,7 +441,7 @@ class TrainedRun:
     """Whether a cross-encoder orders anew what is found."""
     finds_nothing = self.config.candidates == "none"
     has_one = RERANKER in self.components and not finds_nothing
-    return has_one and self.config.num_reranked > 0
+    return has_one and self.config.rerank_depth > 0
 
   def restricted(self: AnyRun, where: Where | None, *, rerank: bool) -> AnyRun:
     """Returns this run with a filter, as `filtered`, and with `reranks` or not.
@@ -451,7 +451,7 @@ class TrainedRun:
     run = self if where is None else self.filtered(where)
     if rerank or not run.reranks:
       return run
-    config = dataclasses.replace(run.config, num_reranked=0)
+    config = dataclasses.replace(run.config, rerank_depth=0)
     return dataclasses.replace(run, config=config)
 
   def _search(

@@ -28,7 +28,7 @@ def reranking(run):
     run,
     components=Components({**run.components, "reranker": module}),
     params={**run.params, "reranker": params},
-    config=dataclasses.replace(run.config, num_reranked=6),
+    config=dataclasses.replace(run.config, rerank_depth=6),
   )
 
 
