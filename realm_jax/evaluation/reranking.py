@@ -43,7 +43,8 @@ def reranked(
     arrays = {"query": queries[own], "block": blocks[own]}
     scores[*places[own].T] = run.compute(score_pairs, read, params, **arrays)
   rest = found.rows.shape[1] - rows.shape[1]
-  least = scores.min(axis=1, keepdims=True, initial=np.inf, where=scores > -9e9)
+  is_scored = np.isfinite(scores)
+  least = scores.min(axis=1, keepdims=True, initial=np.inf, where=is_scored)
   following = least - 1 - np.arange(rest, dtype=np.float32)
   ordered = in_order(rows, scores)
   return SearchResult(

@@ -107,9 +107,11 @@ def _passages(value: Any, name: str) -> list[Passage]:
   for one in values:
     fields = one if isinstance(one, dict) else {"text": one}
     title, text = fields.get("title") or "", fields.get("text")
-    if text is None and one is None:
+    if one is None:
       continue
-    if not (isinstance(text, str) and isinstance(title, str) and text.strip()):
+    is_text = isinstance(text, str) and isinstance(title, str)
+    # Documents of BEIR may have a title alone.
+    if not is_text or not (title + text).strip():
       raise RealmError(f"{name} is {one!r:.80}; want a text")
     require_unicode(title + text, name)
     found.append(Passage(title, text))
@@ -155,12 +157,17 @@ class _BeirFolder:
   def __init__(self, folder: epath.Path, split: str):
     queries = read_queries(folder, split)
     judged = {document for query in queries for document in query.grades}
-    self._lines = IndexedLines(folder / "corpus.jsonl")
+    path = folder / "corpus.jsonl"
+    self._lines = IndexedLines(path)
     self._line_of = dict[str, int]()
-    for number, line in enumerate(lines_of(folder / "corpus.jsonl")):
-      name = str(read_object(line).get("_id"))
-      if name in judged:
-        self._line_of[name] = number
+    for number, line in enumerate(lines_of(path)):
+      try:
+        document = read_object(line)
+        if (name := str(document.get("_id"))) in judged:
+          _passages([document], "the document")
+          self._line_of[name] = number
+      except RealmError as error:
+        raise TaskError(f"{path}, line {number + 1}: {error}") from error
     self._queries = [query for query in queries if self._of(query, True)]
     if not self._queries:
       raise TaskError(

@@ -131,8 +131,7 @@ class Service:
     """Yields the k best blocks that a filter lets through for each text.
 
     Without `rerank`, they are in the retriever's order. docs/service.md has the
-    fields. The entry of a text that cannot be searched
-    for has an `error`.
+    fields. The entry of a text that cannot be searched for has an `error`.
     """
     run = self._run.restricted(where, rerank=rerank)
 

@@ -5,7 +5,7 @@ import gzip
 import itertools
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -62,13 +62,13 @@ def lines_of(path: epath.PathLike) -> Iterator[bytes]:
       num_empty += 1
 
 
-class IndexedLines(Sequence[bytes]):
+class IndexedLines:
   """The lines of a plain file, read one by one from the disk, in any order.
 
   Empty lines at its end are left out. Eight bytes a line are kept in memory.
 
   Raises:
-    RealmError: The file is compressed.
+    RealmError: The file is compressed, or has a line over `LONGEST_LINE`.
   """
 
   def __init__(self, path: epath.PathLike):
@@ -79,12 +79,17 @@ class IndexedLines(Sequence[bytes]):
         "decompress it first"
       )
     sizes = np.fromiter(map(len, lines_of(path)), np.int64)
+    if (longest := int(sizes.max(initial=0))) > LONGEST_LINE:
+      raise RealmError(
+        f"{path} has a line of over {longest >> 20} MiB; cut what it holds "
+        "into several lines"
+      )
     self._starts = np.concatenate([[0], np.cumsum(sizes)])
 
   def __len__(self) -> int:
     return len(self._starts) - 1
 
-  def __getitem__(self, number: Any) -> Any:
+  def __getitem__(self, number: int) -> bytes:
     start, limit = self._starts[number : number + 2].tolist()
     with self._path.open("rb") as file:
       file.seek(start)

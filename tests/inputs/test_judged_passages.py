@@ -91,6 +91,7 @@ def test_triples_and_folders_are_read(tiny, tmp_path):
   folder = tmp_path / "beir"
   (folder / "qrels").mkdir(parents=True)
   documents = [{"_id": p.title, **p._asdict()} for p in (ALPS, NILE, OSLO)]
+  documents[0]["text"] = ""
   write_lines(folder / "corpus.jsonl", documents)
   write_lines(folder / "queries.jsonl", [{"_id": "q", "text": "where ?"}])
   (folder / "qrels" / "train.tsv").write_text(
@@ -100,6 +101,10 @@ def test_triples_and_folders_are_read(tiny, tmp_path):
   found = records.lookup(np.array([0]))
   assert found["titles"][0].tolist() == [b"nile", b"alps", b"oslo"]
   assert found["num_positives"] == [2]
+  with (folder / "corpus.jsonl").open("a") as corpus:
+    corpus.write("nile\n")
+  with pytest.raises(RealmError, match=r"corpus\.jsonl, line 4: not JSON"):
+    _opened(tiny, folder)
 
 
 @pytest.mark.parametrize(
