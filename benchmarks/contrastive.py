@@ -2,8 +2,8 @@
 
     python -m benchmarks.contrastive --directory=out/contrastive
 
-XQuAD's and QED's questions find the paragraphs that they were asked about,
-among those of WikiText-2, too. Questions about two fifths of the paragraphs
+XQuAD's and QED's questions find the paragraphs that they were asked about among
+those and WikiText-2's. Questions about two fifths of the paragraphs
 are held out. All systems train on the same pairs, with the same batch, steps,
 rate and schedule, and are evaluated by `realm_jax.evaluate`. MiniLM had seen
 SQuAD's and Natural Questions' training questions before, so the figures compare
@@ -127,9 +127,13 @@ class _Comparison:
     command = gin_command(
       *("train", [str(start / "config.json"), _RECIPE]),
       **where,
-      **self._directions(seed),
       INITIAL_CHECKPOINT=start,
       TRAIN_QUESTIONS=self.data / "train.jsonl",
+      NUM_NEGATIVES=0,
+      SEED=seed,
+      BATCH_SIZE=given.batch,
+      BLOCK_LENGTH=_BLOCK_LENGTH,
+      WEIGHT_DECAY=0.01,
       NUM_STEPS=given.steps,
       WARMUP_STEPS=given.steps // 10,
       SAVE_EVERY_STEPS=given.steps,
@@ -150,20 +154,10 @@ class _Comparison:
     speeds = [json.loads(line)["examples_per_second"] for line in lines]
     return run, statistics.median(speeds)
 
-  def _directions(self, seed: int) -> dict[str, Any]:
-    """Returns the bindings that all of our runs have."""
-    return {
-      "SEED": seed,
-      "NUM_NEGATIVES": 0,
-      "BATCH_SIZE": self._given.batch,
-      "BLOCK_LENGTH": _BLOCK_LENGTH,
-      "WEIGHT_DECAY": 0.01,
-    }
-
   def train_peer(self, dtype: str, seed: int) -> tuple[Path, float]:
     """Trains by sentence-transformers, and imports what it wrote."""
     given, name = self._given, f"sentence_transformers_{dtype}_{seed}"
-    weights, speed = self.directory / f"{name}_weights", self.directory / name
+    weights = self.directory / f"{name}_weights"
     speed = weights / "speed.json"
     if not speed.exists():
       printed = peer_processes.run(
