@@ -29,7 +29,7 @@ from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 from realm_jax.text.salient_spans import Span
-from realm_jax.text.wordpieces import SPECIAL_PIECES
+from realm_jax.text.vocabulary import SPECIAL_PIECES
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import Stage
 from tests.json_lines import write_lines

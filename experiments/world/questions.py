@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.world.facts import Entities, Fact, Split
-from realm_jax.text.wordpieces import MASK
+from realm_jax.text.vocabulary import MASK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_ranges
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 
 # Documents of one call of the tokenizer, and characters of their texts. Calls
 # cost a tenth of a millisecond, and what they give stays in memory until it is
@@ -79,7 +79,7 @@ class BlockBuilder:
   with them.
   """
 
-  vocabulary: WordpieceVocabulary
+  vocabulary: BertVocabulary
   corpus_name: str
   block_length: int
   tagger: Tagger | None

@@ -20,8 +20,8 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.corpus.views import View
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.text.wordpieces import WordpieceVocabulary
 
 NULL_ROW = -1
 
@@ -275,7 +275,7 @@ class Corpus:
       )
 
   @functools.cached_property
-  def vocabulary(self) -> WordpieceVocabulary:
+  def vocabulary(self) -> BertVocabulary:
     """The vocabulary that the corpus was built with."""
     vocabulary = read_vocabulary(self.source)
     if vocabulary.digest != self.vocab_sha256:

@@ -23,8 +23,8 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import FileRecord
+from realm_jax.text.vocabulary import SPECIAL_PIECES, BertVocabulary
 from realm_jax.text.vocabulary_files import write_vocabulary
-from realm_jax.text.wordpieces import SPECIAL_PIECES, WordpieceVocabulary
 
 # Bytes of text in a shard that is written by one process.
 SHARD_BYTES = 64 << 20
@@ -185,7 +185,7 @@ def new_corpus(
 
 
 def finish(
-  staging: Path, *, vocabulary: WordpieceVocabulary, **settings: Any
+  staging: Path, *, vocabulary: BertVocabulary, **settings: Any
 ) -> None:
   """Writes the vocabulary, and `make_manifest` with the other arguments."""
   write_vocabulary(staging, vocabulary)

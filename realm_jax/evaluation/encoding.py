@@ -10,7 +10,7 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Block
 from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import require_unicode
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 
 
 class EditError(RealmError):
@@ -18,7 +18,7 @@ class EditError(RealmError):
 
 
 def encode_queries(
-  words: WordpieceVocabulary, texts: Sequence[str], length: int
+  words: BertVocabulary, texts: Sequence[str], length: int
 ) -> tuple[Int32[np.ndarray, "n {length}"], dict[int, RealmError]]:
   """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
 
@@ -48,7 +48,7 @@ def encode_queries(
 
 
 def edited_block(
-  words: WordpieceVocabulary, block: Block, text: str, length: int
+  words: BertVocabulary, block: Block, text: str, length: int
 ) -> Block:
   """Returns a block of the corpus with another text, under the same title.
 
@@ -79,7 +79,7 @@ def edited_block(
 
 
 def block_tokens(
-  words: WordpieceVocabulary,
+  words: BertVocabulary,
   title: Sequence[int],
   body: Sequence[int],
   length: int,

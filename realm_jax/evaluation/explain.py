@@ -42,7 +42,7 @@ from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.json_files import require_unicode
-from realm_jax.text.wordpieces import MASK
+from realm_jax.text.vocabulary import MASK
 from realm_jax.training.stages.pretraining import Pretraining
 
 

@@ -27,7 +27,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import relevance
 from realm_jax.settings import Asked
-from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
+from realm_jax.text.vocabulary import MASK, BertVocabulary
 
 _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
 # One place to fill in: [MASK]s with nothing but white space between them.
@@ -67,7 +67,7 @@ class MaskedQuery(NamedTuple):
   positions: Int32[np.ndarray, " m"]
 
   def filling_text(
-    self, words: WordpieceVocabulary, token_ids: Sequence[int]
+    self, words: BertVocabulary, token_ids: Sequence[int]
   ) -> str:
     """Returns a filling as text, with " | " between separate places."""
     rest = iter(token_ids)

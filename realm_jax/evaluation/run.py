@@ -74,7 +74,7 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
 
@@ -319,7 +319,7 @@ class TrainedRun:
     return self.components.reader
 
   @property
-  def vocabulary(self) -> WordpieceVocabulary:
+  def vocabulary(self) -> BertVocabulary:
     """Vocabulary of the corpus, and so of the models."""
     return self.newest_corpus.vocabulary
 

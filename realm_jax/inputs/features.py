@@ -6,13 +6,13 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.config import current_context
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 
 # Length of a feature if seqio is asked for examples without lengths.
 _UNLIMITED = 1 << 30
 
 
-def wordpieces() -> WordpieceVocabulary:
+def wordpieces() -> BertVocabulary:
   """Returns the run's vocabulary; raises `TaskError` without a context."""
   return current_context().corpus.vocabulary
 

@@ -29,7 +29,7 @@ from realm_jax.storage.json_files import (
   require_unicode,
 )
 from realm_jax.storage.line_files import lines_of
-from realm_jax.text.wordpieces import MASK
+from realm_jax.text.vocabulary import MASK
 
 # The tasks of the run's files, and what their answers are.
 TASKS: Mapping[str, AnswerKind] = {

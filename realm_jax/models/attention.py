@@ -41,6 +41,7 @@ def attend(
   mask_value: float,
   dropout_rate: float,
   cudnn: bool = False,
+  reach: Int[AnyArray, ""] | None = None,
 ) -> Float[Array, "m d"]:
   """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
 
@@ -64,9 +65,13 @@ def attend(
     mask_value: Score added where a key belongs to another sequence.
     dropout_rate: Share of weights to drop; 0 when not training.
     cudnn: Whether cuDNN's kernel may compute it.
+    reach: Distance of the farthest tokens that are attended to; None for all.
   """
   split = functools.partial(by_heads, rows=len(sequence), head_size=head_size)
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
+  if reach is not None:
+    own = position[:, : tokens.shape[1], None]
+    attends &= jnp.abs(own - position[:, None, :]) <= reach
   mask = jnp.where(attends, 0.0, mask_value)[:, None]
   odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
   if cudnn and not dropout_rate and not odd:

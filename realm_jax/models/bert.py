@@ -6,7 +6,7 @@ Gin files import this module and bind `bert.BertConfig`.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,8 @@ class BertConfig:
   dtype: jax.typing.DTypeLike = jnp.float32
   attention: Literal["xla", "cudnn"] = "xla"
   remat_policy: RematPolicy | None = None
+  # Whether linear layers and LayerNorms have biases.
+  has_biases: ClassVar[bool] = True
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -99,6 +101,11 @@ class BertConfig:
         f"hidden_size={self.hidden_size} is not a multiple of "
         f"num_heads={self.num_heads}"
       )
+
+  @property
+  def encoder(self) -> "Callable[..., BertEncoder]":
+    """The encoder's class."""
+    return BertEncoder
 
   @property
   def separator(self) -> int:
@@ -191,13 +198,16 @@ def dense(
   *,
   init: nn.initializers.Initializer | None = None,
   precision: jax.lax.Precision | None = None,
+  use_bias: bool | None = None,
 ) -> nn.Dense:
   """Returns a linear layer with logical axes.
 
-  Its initial values are BERT's, unless others are given.
+  Its initial values are BERT's, unless others are given, and it has a bias if
+  the encoder's layers have.
   """
   return nn.Dense(
     features,
+    use_bias=config.has_biases if use_bias is None else use_bias,
     dtype=config.dtype,
     precision=precision,
     dot_general=matmul.dot_general,
@@ -208,7 +218,11 @@ def dense(
 
 
 def layer_norm(
-  config: BertConfig, name: str, *, epsilon: float | None = None
+  config: BertConfig,
+  name: str,
+  *,
+  epsilon: float | None = None,
+  use_bias: bool | None = None,
 ) -> nn.LayerNorm:
   """Returns a LayerNorm in float32 whose result has the encoder's dtype."""
   ones = nn.initializers.ones_init()
@@ -216,6 +230,7 @@ def layer_norm(
     epsilon=config.layer_norm_eps if epsilon is None else epsilon,
     dtype=config.dtype,
     use_fast_variance=False,
+    use_bias=config.has_biases if use_bias is None else use_bias,
     scale_init=nn.with_logical_partitioning(ones, ("norm",)),
     bias_init=zeros("norm"),
     name=name,
@@ -363,11 +378,7 @@ class BertEncoder(nn.Module):
     """
     config = self.config
     rows, length = sequences.token_ids.shape
-    if length > config.max_positions:
-      raise RealmError(
-        f"sequences of {length} tokens, but the model has "
-        f"max_positions={config.max_positions}; shorten the lengths"
-      )
+    require_positions(config, length)
     hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
     hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
     # Two types: an interpolation needs no gather, and no scatter backward.
@@ -382,33 +393,53 @@ class BertEncoder(nn.Module):
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
     if config.num_layers > 1:
-      hidden = self._scan_layers(hidden, sequences)
+      hidden = scan_layers(config, self.layers, hidden, sequences)
     first = hidden
     if first_only:
       first = hidden.reshape(rows, length, -1)[:, 0]
-    apply = remat(_apply, config.remat_policy, in_scan=False)
+    apply = remat(apply_layer, config.remat_policy, in_scan=False)
     hidden = apply(self.last_layer, hidden, first, sequences)
     return hidden.reshape(rows, -1, config.hidden_size)
 
-  def _scan_layers(
-    self, hidden: Float[Array, "n d"], sequences: Sequences
-  ) -> Float[Array, "n d"]:
-    """Applies all layers but the last, whose program is compiled once."""
-    config = self.config
-    apply = remat(_apply, config.remat_policy, in_scan=True)
-    scan = nn.scan(
-      lambda layer, hidden: (apply(layer, hidden, hidden, sequences), None),
-      variable_axes={"params": 0},
-      split_rngs={"params": True, "dropout": True},
-      length=config.num_layers - 1,
-      unroll=platforms.num_unrolled(config.num_layers - 1),
-      metadata_params={nn.PARTITION_NAME: "layers"},
-      check_constancy_invariants=False,
+
+def require_positions(config: BertConfig, length: int) -> None:
+  """Raises `RealmError` for rows that are longer than `max_positions`."""
+  if length > config.max_positions:
+    raise RealmError(
+      f"sequences of {length} tokens, but the model has "
+      f"max_positions={config.max_positions}; shorten the lengths"
     )
-    return scan(self.layers, hidden)[0]
 
 
-def _apply(layer: BertLayer, *inputs: Any) -> Float[Array, "m d"]:
+def scan_layers(
+  config: BertConfig,
+  layers: nn.Module,
+  hidden: Float[Array, "n d"],
+  sequences: Sequences,
+  *by_layer: Int[AnyArray, " layers"],
+) -> Float[Array, "n d"]:
+  """Applies all layers but the last, whose program is compiled once.
+
+  A layer is also given its own element of the arrays `by_layer`.
+  """
+  apply = remat(apply_layer, config.remat_policy, in_scan=True)
+  scan = nn.scan(
+    lambda layer, hidden, *own: (
+      apply(layer, hidden, hidden, sequences, *own),
+      None,
+    ),
+    variable_axes={"params": 0},
+    split_rngs={"params": True, "dropout": True},
+    length=config.num_layers - 1,
+    unroll=platforms.num_unrolled(config.num_layers - 1),
+    metadata_params={nn.PARTITION_NAME: "layers"},
+    check_constancy_invariants=False,
+  )
+  return scan(layers, hidden, *by_layer)[0]
+
+
+def apply_layer(layer: nn.Module, *inputs: Any) -> Float[Array, "m d"]:
+  """Returns what a layer computes, as the lifted transformations ask for it."""
   return layer(*inputs)
 
 
@@ -471,7 +502,7 @@ class TokenClassifier(nn.Module):
     self, sequences: Sequences
   ) -> Float[Array, "r t {self.num_labels}"]:
     """Returns the logits of the labels of every token."""
-    encoder = BertEncoder(self.bert, name="encoder")
+    encoder = self.bert.encoder(self.bert, name="encoder")
     hidden = encoder(sequences, typed=False)
     axes = ("embed", "label")
     return dense(self.bert, self.num_labels, axes, "classifier")(hidden)

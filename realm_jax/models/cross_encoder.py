@@ -6,7 +6,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import AnyArray, sequences
-from realm_jax.models.bert import BertConfig, BertEncoder, dense
+from realm_jax.models.bert import BertConfig, dense
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
@@ -32,7 +32,7 @@ class CrossEncoder(nn.Module):
 
   def setup(self) -> None:
     size = self.bert.hidden_size
-    self.encoder = BertEncoder(self.bert)
+    self.encoder = self.bert.encoder(self.bert)
     self.pooler = dense(self.bert, size, ("embed", "embed_out"), "pooler")
     self.classifier = dense(self.bert, 1, ("embed", "label"), "classifier")
     self.dropout = Dropout(self.bert.dropout_rate)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray, sequences
-from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
+from realm_jax.models.bert import BertConfig, MaskedLmHead, dense
 from realm_jax.models.packing import TokenSequences, padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
@@ -129,7 +129,7 @@ class BertReader(nn.Module):
   max_answer_width: PositiveInt = 10
 
   def setup(self) -> None:
-    self.encoder = BertEncoder(self.bert)
+    self.encoder = self.bert.encoder(self.bert)
     self.masked_lm_head = MaskedLmHead(self.bert)
     self.span_head = SpanHead(
       self.bert, self.span_size, self.span_norm_eps, self.max_answer_width

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, bert, sequences
-from realm_jax.models.bert import BertConfig, BertEncoder
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
@@ -23,7 +23,7 @@ from realm_jax.settings import (
   PositiveInt,
 )
 
-POOLINGS = ("pooler", "cls", "mean")
+POOLINGS = ("pooler", "cls", "mean", "last")
 # That of all matrix products that only retrieval depends on. By default those
 # of float32 are rounded to bfloat16 on TPUs.
 PRECISION = jax.lax.Precision.HIGHEST
@@ -49,12 +49,15 @@ class Tower(nn.Module):
   @nn.compact
   def __call__(self, inputs: Sequences) -> Float[Array, "n d"]:
     """Returns the vectors of sequences."""
-    encoder = BertEncoder(self.bert, name="encoder")
+    encoder = self.bert.encoder(self.bert, name="encoder")
     is_padded = isinstance(inputs, sequences.PaddedSequences)
-    first_only = is_padded and self.pooling != "mean"
+    first_only = is_padded and self.pooling not in ("mean", "last")
     hidden = encoder(inputs, typed=self.token_types, first_only=first_only)
     if self.pooling == "mean":
       pooled = sequences.mean(inputs, hidden)
+    elif self.pooling == "last":
+      last = sequences.lengths(inputs)[:, None] - 1
+      pooled = sequences.gather(inputs, hidden, jnp.maximum(last, 0))[:, 0]
     elif first_only:
       pooled = hidden[:, 0]
     else:
@@ -65,7 +68,9 @@ class Tower(nn.Module):
     pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     pooled = pooled.astype(jnp.float32)
     config = dataclasses.replace(self.bert, dtype=jnp.float32)
-    dense = functools.partial(bert.dense, config, precision=PRECISION)
+    dense = functools.partial(
+      bert.dense, config, precision=PRECISION, use_bias=True
+    )
     if self.pooling == "pooler":
       size, axes = self.bert.hidden_size, ("embed", "embed_out")
       pooled = jnp.tanh(dense(size, axes, "pooler")(pooled))
@@ -77,7 +82,10 @@ class Tower(nn.Module):
       pooled = dense(size, axes, "projection", init=init)(pooled)
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
       pooled = bert.layer_norm(
-        config, "projection_norm", epsilon=self.projection_norm_eps
+        config,
+        "projection_norm",
+        epsilon=self.projection_norm_eps,
+        use_bias=True,
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
         pooled, inputs.dropout_ids.reshape(-1)
@@ -92,7 +100,8 @@ class BertRetriever(nn.Module):
 
   Attributes:
     shared_towers: Whether queries and blocks share all parameters.
-    pooling: `pooler` (as released), `cls` (as in the paper) or `mean`.
+    pooling: `pooler` (as released), `cls` (as in the paper), `mean` or `last`,
+      which is the last [SEP].
     projection_size: Dimension of the vectors; None leaves out the projection
       and its LayerNorm.
     projection_norm_eps: Epsilon of that LayerNorm.

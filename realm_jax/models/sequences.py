@@ -130,6 +130,14 @@ def unpacked(
   return gather(sequences, hidden, offsets), is_token
 
 
+def lengths(sequences: Sequences) -> Int[Array, " n"]:
+  """Returns the number of tokens of each sequence."""
+  groups, size = sequences.starts.shape
+  owners = jnp.asarray(sequences.sequence).reshape(groups, 1, -1)
+  is_own = owners == jnp.arange(size)[None, :, None]
+  return is_own.sum(axis=-1).reshape(groups * size)
+
+
 def mean(
   sequences: Sequences, hidden: Float[Array, "r l d"]
 ) -> Float[Array, "n d"]:

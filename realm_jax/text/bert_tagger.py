@@ -35,7 +35,7 @@ from realm_jax.text import salient_spans
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
-from realm_jax.text.wordpieces import Tokens
+from realm_jax.text.vocabulary import Tokens
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hugging_face import read_token_classifier
 

@@ -18,10 +18,10 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from realm_jax.storage.paths import read_bytes
 from realm_jax.text.vocabulary import (
   SENTINEL,
+  VocabularyError,
   encode_parts,
   known_sentinels,
 )
-from realm_jax.text.wordpieces import VocabularyError
 
 MODEL_FILE = "spiece.model"
 # Characters in a part of a text that pieces are learned from.

@@ -9,6 +9,8 @@ A model of Hugging Face says it in other files:
 tokenizer_config.json  how text is normalized, and added pieces
 tokenizer.json         the same with all pieces, if there is no vocab.txt
 added_tokens.json      added pieces
+
+Byte-level pairs, as of ModernBERT, are a tokenizer.json alone.
 """
 
 import dataclasses
@@ -23,11 +25,14 @@ from realm_jax.errors import RealmError
 from realm_jax.settings import accepts
 from realm_jax.storage.json_files import read_object, write_json
 from realm_jax.text.normalization import Normalization, Normalizer
-from realm_jax.text.wordpieces import (
-  CONTINUATION,
+from realm_jax.text.vocabulary import (
   PAD,
   SPECIAL_PIECES,
+  BertVocabulary,
   VocabularyError,
+)
+from realm_jax.text.wordpieces import (
+  CONTINUATION,
   WordpieceVocabulary,
   guess_normalization,
 )
@@ -46,15 +51,15 @@ def read_vocabulary(
   *,
   cased: bool | None = None,
   normalizer: Normalizer | None = None,
-) -> WordpieceVocabulary:
+) -> BertVocabulary:
   """Reads a vocabulary file, or a directory that has one.
 
   Files beside it say how text is normalized. Where there are none, pieces with
   capitals are taken for those of cased text, with a warning.
 
   Args:
-    path: vocab.txt under any name, or a directory with vocab.txt or
-      tokenizer.json.
+    path: vocab.txt under any name, tokenizer.json, or a directory with one of
+      both.
     cased: Whether text keeps its capitals; None takes what the files say.
     normalizer: Normalizer of text in lower case, unless vocab.json says it;
       None takes `bert` if Hugging Face's files are there, and else
@@ -69,8 +74,13 @@ def read_vocabulary(
   if file.is_dir():
     file /= VOCABULARY_FILE
   config, fast = (_read(folder / name) for name in (TOKENIZER_CONFIG, _FAST))
-  if folder == epath.Path(path) and not file.exists() and fast:
-    file, by_id = folder / _FAST, _fast_pieces(folder / _FAST, fast)
+  if file.name == _FAST or (file != epath.Path(path) and not file.exists()):
+    file = folder / (_FAST if fast else VOCABULARY_FILE)
+  if file.name == _FAST:
+    model = fast.get("model")
+    if isinstance(model, dict) and model.get("type") == "BPE":
+      return _byte_pairs(file, cased)
+    by_id = _fast_pieces(file, fast)
   else:
     by_id = dict(enumerate(_lines(file)))
   for number, piece in _added_pieces(folder, config).items():
@@ -110,14 +120,30 @@ def read_vocabulary(
 
 
 def write_vocabulary(
-  directory: epath.PathLike, vocabulary: WordpieceVocabulary
+  directory: epath.PathLike, vocabulary: BertVocabulary
 ) -> None:
-  """Writes vocab.json, and then vocab.txt."""
+  """Writes vocab.json, and then vocab.txt; of byte pairs tokenizer.json."""
   folder = epath.Path(directory)
+  if not isinstance(vocabulary, WordpieceVocabulary):
+    (folder / _FAST).write_text(vocabulary.tokenizer, encoding="utf-8")
+    return
   said = dataclasses.asdict(vocabulary.normalization)
   write_json(folder / _NORMALIZATION, said)
   lines = "\n".join(vocabulary.pieces) + "\n"
   (folder / VOCABULARY_FILE).write_bytes(lines.encode("utf-8"))
+
+
+def _byte_pairs(file: epath.Path, cased: bool | None) -> BertVocabulary:
+  from realm_jax.text.byte_pairs import BytePairVocabulary
+
+  if cased is False:
+    raise VocabularyError(
+      f"--nocased: {file} keeps capitals; leave the flag out"
+    )
+  try:
+    return BytePairVocabulary(file.read_text(encoding="utf-8"))
+  except VocabularyError as error:
+    raise VocabularyError(f"{file}: {error}") from error
 
 
 def _lines(path: epath.Path) -> list[str]:

@@ -13,12 +13,8 @@ from tensorflow_text.tools.wordpiece_vocab import (
 )
 
 from realm_jax.text.normalization import Normalization, character_table
-from realm_jax.text.wordpieces import (
-  CONTINUATION,
-  LONGEST_WORD,
-  SPECIAL_PIECES,
-  VocabularyError,
-)
+from realm_jax.text.vocabulary import SPECIAL_PIECES, VocabularyError
+from realm_jax.text.wordpieces import CONTINUATION, LONGEST_WORD
 
 # Texts in one call of the tokenizer while counting words: enough to hide its
 # fixed cost, and few enough to need little memory.

@@ -15,41 +15,21 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import script
 from realm_jax.text.normalization import Normalization, character_table
-from realm_jax.text.vocabulary import encode_parts, known_sentinels
+from realm_jax.text.vocabulary import BertVocabulary, Tokens
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
 LONGEST_WORD = 100
 # Words whose pieces are remembered, about 200 bytes each. Few others are in a
 # text, so that almost no word is split twice.
 _REMEMBERED_WORDS = 1 << 17
-
-
-class VocabularyError(RealmError):
-  """A vocabulary that cannot be used; the message says what to do."""
-
-
-class Tokens(NamedTuple):
-  """The tokens of n texts end to end; text i has `row_offsets[i:i + 2]`.
-
-  `byte_ranges` are (start, limit) in each token's own text, UTF-8. Neither
-  decreases along a text, and no range is empty: the pieces of one character
-  ('½' gives `1 ##⁄ ##2`) share its range.
-  """
-
-  token_ids: Int[np.ndarray, " t"]
-  row_offsets: Int[np.ndarray, " n+1"]
-  byte_ranges: Int[np.ndarray, "t 2"]
 
 
 def guess_normalization(pieces: Iterable[str]) -> Normalization:
@@ -59,7 +39,7 @@ def guess_normalization(pieces: Iterable[str]) -> Normalization:
   return Normalization.of(cased=has_capitals)
 
 
-class WordpieceVocabulary:
+class WordpieceVocabulary(BertVocabulary):
   """BERT's wordpieces, with offsets into the original text.
 
   Args:
@@ -70,15 +50,11 @@ class WordpieceVocabulary:
   def __init__(
     self, pieces: Iterable[str], normalization: Normalization | None = None
   ):
-    self.pieces = tuple(pieces)
-    self.size = len(self.pieces)
+    super().__init__(pieces)
     self.normalization = normalization or guess_normalization(self.pieces)
-    self._ids = {piece: index for index, piece in enumerate(self.pieces)}
-    self.unk_id, self.mask_id = self._ids[UNK], self._ids[MASK]
-    self.cls_id, self.sep_id = self._ids[CLS], self._ids[SEP]
-    self.pad_id, self.eos_id = self._ids[PAD], self.sep_id
-    # Megatron's T5 adds sentinels to BERT's pieces.
-    self.sentinels = known_sentinels(self._ids.get)
+    self.is_continuation = np.array(
+      [piece.startswith(CONTINUATION) for piece in self.pieces]
+    )
     self._table = character_table(self.normalization)
     sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
     self._num_characters = np.array(sizes)
@@ -106,19 +82,6 @@ class WordpieceVocabulary:
       lines.append(repr(self.normalization))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-  @functools.cached_property
-  def is_continuation(self) -> Bool[np.ndarray, " v"]:
-    """Whether each piece continues a word."""
-    return np.array([p.startswith(CONTINUATION) for p in self.pieces])
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the token ids of a text and its sentinels, if there are any."""
-    return encode_parts(
-      text,
-      self.sentinels,
-      lambda part, _: self.tokenize_with_offsets([part]).token_ids.tolist(),
-    )
-
   def _split(self, word: str) -> Sequence[int]:
     """Returns the longest known pieces of a word, or [UNK]."""
     token_ids, start, prefix = list[int](), 0, ""
@@ -137,18 +100,16 @@ class WordpieceVocabulary:
       start, prefix = limit, CONTINUATION
     return token_ids
 
-  def encode_masked(self, text: str) -> list[int]:
-    """Encodes a text in which `[MASK]` is the special piece, not a word."""
-    parts = [[*self.encode(part), self.mask_id] for part in text.split(MASK)]
-    return [*itertools.chain.from_iterable(parts)][:-1]
-
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the words of token ids, without padding."""
     words = " ".join(self.pieces[i] for i in ids if i)
     return words.replace(f" {CONTINUATION}", "")
 
-  def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
+  def tokenize_with_offsets(
+    self, texts: Sequence[str], *, follows: bool = False
+  ) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
+    del follows
     normalized = self._table.normalize(texts)
     words, starts, limits = normalized.words()
     pieces = [*map(self._pieces_of, words)]

@@ -35,12 +35,12 @@ from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.local_disk import create_mapped_array
 from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import (
   VOCABULARY_FILE,
   read_vocabulary,
   write_vocabulary,
 )
-from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   Export,
@@ -193,7 +193,7 @@ def write_export(
   export: Export,
   directory: epath.Path,
   parameters: Mapping[str, np.ndarray],
-  vocabulary: WordpieceVocabulary,
+  vocabulary: BertVocabulary,
 ) -> list[str]:
   """Writes the files of an export; returns lines for the report.
 

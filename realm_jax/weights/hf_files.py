@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realm_jax.models.bert import Activation, BertConfig
+from realm_jax.models.modernbert import ModernBertConfig
 from realm_jax.models.reader import BertReader
 from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.text import wordpieces
+from realm_jax.text import vocabulary
 from realm_jax.text.normalization import Normalization
 from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights import WeightsError
@@ -37,6 +38,28 @@ _KEYS = {
   "layer_norm_eps": "layer_norm_eps",
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
+}
+_MODERN_KEYS = {
+  "hidden_size": "hidden_size",
+  "num_layers": "num_hidden_layers",
+  "num_heads": "num_attention_heads",
+  "intermediate_size": "intermediate_size",
+  "max_positions": "max_position_embeddings",
+  "layer_norm_eps": "norm_eps",
+  "dropout_rate": "mlp_dropout",
+  "init_stddev": "initializer_range",
+  "global_every": "global_attn_every_n_layers",
+  "local_window": "local_attention",
+  "global_theta": "global_rope_theta",
+  "local_theta": "local_rope_theta",
+}
+_MODERN_FIXED = {
+  "attention_bias": False,
+  "mlp_bias": False,
+  "norm_bias": False,
+  "decoder_bias": True,
+  "classifier_bias": False,
+  "rope_scaling": None,
 }
 # More than any BERT has: what a file says is laid out before it is refused.
 _MAX_LAYERS = 1000
@@ -115,6 +138,20 @@ def read_bert_config(
     raise WeightsError(f"{file.path}: {error}") from error
 
 
+def read_modernbert_config(file: JsonFile) -> ModernBertConfig:
+  """Reads the configuration of a ModernBERT."""
+  for key, value in _MODERN_FIXED.items():
+    file.get(key, (value,), value)
+  activation = file.get("hidden_activation", tuple(_ACTIVATIONS), "gelu")
+  types = parameter_types(ModernBertConfig)
+  fields = {
+    field: file.get(key, types[field])
+    for field, key in _MODERN_KEYS.items()
+    if file.entries.get(key) is not None
+  }
+  return ModernBertConfig(**fields, activation=_ACTIVATIONS[activation])
+
+
 def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
   """Reads the lengths of a reader that was trained for open QA."""
   length = file.get("reader_seq_len", PositiveInt, _OPEN_QA_JOINT_LENGTH)
@@ -169,10 +206,10 @@ def class_files(
       "strip_accents": None if strips == lowercase else strips,
       "tokenize_chinese_chars": True,
       "model_max_length": bert.max_positions,
-      "pad_token": wordpieces.PAD,
-      "unk_token": wordpieces.UNK,
-      "cls_token": wordpieces.CLS,
-      "sep_token": wordpieces.SEP,
-      "mask_token": wordpieces.MASK,
+      "pad_token": vocabulary.PAD,
+      "unk_token": vocabulary.UNK,
+      "cls_token": vocabulary.CLS,
+      "sep_token": vocabulary.SEP,
+      "mask_token": vocabulary.MASK,
     },
   }

@@ -62,12 +62,12 @@ from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import (
   VOCABULARY_FILE,
   read_vocabulary,
   write_vocabulary,
 )
-from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hugging_face import read_cross_encoder
@@ -383,7 +383,7 @@ def blocks_of(
 def write_corpus(
   staging: Path,
   documents: Iterable[Document],
-  vocabulary: WordpieceVocabulary,
+  vocabulary: BertVocabulary,
   *,
   num_blocks: int,
 ) -> None:

@@ -22,8 +22,8 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.name_maps import (
   PARTS,
@@ -99,7 +99,7 @@ class Source(NamedTuple):
   tensors: Tensors
   system: System
   encoders: Sequence[Encoder]
-  vocabularies: Sequence[WordpieceVocabulary]
+  vocabularies: Sequence[BertVocabulary]
   block_vectors: Rows | None = None
   block_records: Path | None = None
 
@@ -109,14 +109,14 @@ class BoundModel(NamedTuple):
 
   retriever: BertRetriever
   reader: BertReader
-  vocabulary: WordpieceVocabulary
+  vocabulary: BertVocabulary
 
   @classmethod
   def of(
     cls,
     retriever: BertRetriever,
     reader: BertReader,
-    vocabulary: WordpieceVocabulary,
+    vocabulary: BertVocabulary,
   ) -> "BoundModel":
     """Binds modules that have no vocabulary yet."""
     size, separator_id = vocabulary.size, vocabulary.sep_id
@@ -340,8 +340,8 @@ def _require_equal(
 
 
 def _vocabulary(
-  config: ImportConfig, found: Sequence[WordpieceVocabulary]
-) -> WordpieceVocabulary:
+  config: ImportConfig, found: Sequence[BertVocabulary]
+) -> BertVocabulary:
   """Returns the vocabulary, which all inputs must share."""
   if config.vocab is not None:
     # REALM and ORQA were trained on what TensorFlow Text makes of texts.
@@ -367,7 +367,7 @@ def _vocabulary(
 def _retriever(
   config: ImportConfig,
   encoders: Mapping[str, Encoder],
-  words: WordpieceVocabulary,
+  words: BertVocabulary,
 ) -> BertRetriever:
   """Returns the retriever as the user, or else the input, says."""
   first, *others = encoders.values()
@@ -385,7 +385,7 @@ def _retriever(
   fields |= {n: value for n, value in chosen.items() if value is not None}
   for name in _PREFIXES:
     text = fields.get(name)
-    fields[name] = ids = tuple(words.encode(text)) if text else ()
+    fields[name] = ids = tuple(words.encode(text, follows=True)) if text else ()
     if words.unk_id in ids:
       raise WeightsError(
         f"--{name}={text!r} has words that the vocabulary cannot spell"

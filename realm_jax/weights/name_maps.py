@@ -54,6 +54,21 @@ _LAYER = {
   "attention_norm": "attention/output/LayerNorm",
   "output_norm": "output/LayerNorm",
 }
+_MODERN_LAYER = {
+  "attention_norm": "attn_norm",
+  "attention/query": "attn/Wq",
+  "attention/key": "attn/Wk",
+  "attention/value": "attn/Wv",
+  "attention/output": "attn/Wo",
+  "mlp_norm": "mlp_norm",
+  "up": "mlp/Wup",
+  "gate": "mlp/Wgate",
+  "down": "mlp/Wo",
+}
+_MODERN_FUSED = {
+  "attn.Wqkv": ("attn.Wq", "attn.Wk", "attn.Wv"),
+  "mlp.Wi": ("mlp.Wup", "mlp.Wgate"),
+}
 # The same of T5: of attention, and of a feed-forward layer, gated or not.
 _T5_ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _T5_FEED_FORWARD = {
@@ -109,6 +124,65 @@ def bert(prefix: str, num_layers: int, around: Table = ()) -> list[Module]:
   table = [Module(ours, prefix + theirs) for ours, theirs in names.items()]
   others = {module.ours for module in around}
   return [*(m for m in table if m.ours not in others), *around]
+
+
+def modernbert(
+  prefix: str, num_layers: int, around: Table = ()
+) -> list[Module]:
+  """Returns the modules of a ModernBERT, as `bert` does.
+
+  Their fused matrices are called by the names that `split_matrices` gives.
+  """
+  names = {
+    _WORDS: "embeddings/tok_embeddings",
+    "encoder/embedding_norm": "embeddings/norm",
+    "encoder/final_norm": "final_norm",
+  } | {
+    f"encoder/layer_{i}/{ours}": f"layers/{i}/{theirs}"
+    for i in range(num_layers)
+    for ours, theirs in _MODERN_LAYER.items()
+  }
+  return [*(Module(o, prefix + t) for o, t in names.items()), *around]
+
+
+def modernbert_head(prefix: str) -> list[Module]:
+  """Returns the modules of its masked-LM head, beside `model.`."""
+  return [
+    Module("masked_lm_head/dense", f"{prefix}head/dense"),
+    Module("masked_lm_head/norm", f"{prefix}head/norm"),
+    Module("masked_lm_head/bias", f"{prefix}decoder"),
+    Module(_WORDS, f"{prefix}decoder"),
+  ]
+
+
+def split_matrices(tensors: Tensors) -> dict[str, np.ndarray]:
+  """Returns ModernBERT's tensors with its fused matrices in their parts."""
+  parts = {}
+  for name, tensor in tensors.items():
+    for fused, own in _MODERN_FUSED.items():
+      if name.endswith(f".{fused}.weight"):
+        start = name.removesuffix(f"{fused}.weight")
+        pieces = np.split(tensor, len(own))
+        parts |= {
+          f"{start}{one}.weight": piece
+          for one, piece in zip(own, pieces, strict=True)
+        }
+        break
+    else:
+      parts[name] = tensor
+  return parts
+
+
+def joined_matrices(tensors: Tensors) -> dict[str, np.ndarray]:
+  """Undoes `split_matrices`."""
+  joined = dict(tensors)
+  for name in tensors:
+    for fused, own in _MODERN_FUSED.items():
+      if name.endswith(f".{own[0]}.weight"):
+        start = name.removesuffix(f"{own[0]}.weight")
+        parts = [joined.pop(f"{start}{one}.weight") for one in own]
+        joined[f"{start}{fused}.weight"] = np.concatenate(parts)
+  return joined
 
 
 def masked_lm_head(

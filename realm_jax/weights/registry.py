@@ -107,7 +107,8 @@ class ImportConfig:
     tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
       holds several encoders.
     vocab: Vocabulary file; None takes the input's, which some of tf_realm lack.
-    pooling: How hidden states become a vector, `pooler`, `cls` or `mean`;
+    pooling: How hidden states become a vector, `pooler`, `cls`, `mean` or
+      `last`;
       without modules.json, the pooler if the weights have one, or else cls.
     projection_size: Size of REALM's projection, which is added with random
       values; None adds none.
@@ -143,7 +144,7 @@ class ImportConfig:
   parts: Sequence[str] | None = None
   tensor_prefix: str | None = None
   vocab: epath.PathLike | None = None
-  pooling: Literal["pooler", "cls", "mean"] | None = None
+  pooling: Literal["pooler", "cls", "mean", "last"] | None = None
   projection_size: PositiveInt | None = None
   normalize: bool | None = None
   score_scale: PositiveFloat | None = None

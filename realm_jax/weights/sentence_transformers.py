@@ -35,6 +35,8 @@ _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
 _README = "README.md"
+# Their names of poolings.
+_POOLINGS = {"mean": "mean", "last": "lasttoken"}
 _PACKAGE = "sentence_transformers.models."
 _TANH = "torch.nn.modules.activation.Tanh"
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -66,7 +68,7 @@ def _chain(
   Our name is empty where a module has no weights, or is BERT.
   """
   chain = [("Transformer", "")]
-  chain.append(("Pooling mean" if pooling == "mean" else "Pooling cls", ""))
+  chain.append((f"Pooling {_POOLINGS.get(pooling, 'cls')}", ""))
   if pooling == "pooler":
     chain.append((f"Dense {_TANH}", "pooler"))
   if has_projection:

@@ -12,7 +12,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Block, Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.text.wordpieces import SPECIAL_PIECES
+from realm_jax.text.vocabulary import SPECIAL_PIECES
 from tests.json_lines import write_lines
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()

@@ -8,7 +8,7 @@ from typing import Any
 from realm_jax.corpus.build import build_corpus
 from realm_jax.inputs.config import DataConfig, TaskContext
 from realm_jax.text.salient_spans import Span
-from realm_jax.text.wordpieces import SPECIAL_PIECES
+from realm_jax.text.vocabulary import SPECIAL_PIECES
 from tests.json_lines import write_lines
 
 # Two sentences, three, one, and four; names and years are salient.

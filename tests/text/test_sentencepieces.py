@@ -15,8 +15,8 @@ from realm_jax.text.sentencepieces import (
   read_sentencepieces,
   train_sentencepieces,
 )
-from realm_jax.text.vocabulary import encode_texts
-from realm_jax.text.wordpieces import SPECIAL_PIECES, WordpieceVocabulary
+from realm_jax.text.vocabulary import SPECIAL_PIECES, encode_texts
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from tests.json_lines import read_lines
 
 # A model of 26 pieces, and of T5's normalization, that the wheel of seqio has.

@@ -8,12 +8,9 @@ import pytest
 
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary import SPECIAL_PIECES, VocabularyError
 from realm_jax.text.vocabulary_files import read_vocabulary, write_vocabulary
-from realm_jax.text.wordpieces import (
-  SPECIAL_PIECES,
-  VocabularyError,
-  WordpieceVocabulary,
-)
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 PIECES = [*SPECIAL_PIECES, "the", "café", "##s"]
 

@@ -16,13 +16,10 @@ from realm_jax.text.normalization import (
   NormalizedTexts,
   character_table,
 )
+from realm_jax.text.vocabulary import SPECIAL_PIECES, VocabularyError
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
-from realm_jax.text.wordpieces import (
-  SPECIAL_PIECES,
-  VocabularyError,
-  WordpieceVocabulary,
-)
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then from 5.
 WORDS = (

@@ -12,8 +12,8 @@ import pytest
 
 from harness.agreement import imported_model
 from realm_jax.storage.json_files import write_json
+from realm_jax.text.vocabulary import VocabularyError
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.text.wordpieces import VocabularyError
 from realm_jax.weights import WeightsError
 from tests.weights import models, sentence_models
 from tests.weights.models import GOLDEN, read

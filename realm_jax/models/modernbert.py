@@ -1,0 +1,246 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663), for towers and readers.
+
+Gin files import this module and bind `modernbert.ModernBertConfig`, which
+stands wherever a `BertConfig` does.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.errors import RealmError
+from realm_jax.models import AnyArray, attention, matmul
+from realm_jax.models.bert import (
+  ACTIVATIONS,
+  HIDDEN,
+  Activation,
+  BertConfig,
+  apply_layer,
+  dense,
+  layer_norm,
+  remat,
+  require_positions,
+  scan_layers,
+)
+from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.sequences import Sequences
+from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig(BertConfig):
+  """Sizes and numerical choices of one ModernBERT encoder.
+
+  By default they are those of ModernBERT-base. Layers are normalized before
+  attention and before the gated feed-forward layer, and have no biases;
+  positions are rotary; there are no token types.
+
+  Attributes:
+    global_every: Distance of the layers in which tokens attend to all of their
+      sequence. The first is one of them.
+    local_window: Number of tokens, half of them on either side, to which tokens
+      attend in the other layers.
+    global_theta, local_theta: Base of the rotary wavelengths in either kind.
+  """
+
+  num_layers: PositiveInt = 22
+  intermediate_size: PositiveInt = 1152
+  max_positions: PositiveInt = 8192
+  layer_norm_eps: PositiveFloat = 1e-5
+  dropout_rate: DropoutRate = 0.0
+  activation: Activation = "gelu"
+  attention_mask_value: float = float(jnp.finfo(jnp.float32).min)
+  global_every: PositiveInt = 3
+  local_window: PositiveInt = 128
+  global_theta: PositiveFloat = 160_000.0
+  local_theta: PositiveFloat = 10_000.0
+  has_biases: ClassVar[bool] = False
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.hidden_size // self.num_heads % 2:
+      raise RealmError(
+        f"hidden_size={self.hidden_size} and num_heads={self.num_heads} make "
+        "heads of an odd size, whose halves rotary positions cannot rotate"
+      )
+
+  @property
+  def encoder(self) -> "Callable[..., ModernBertEncoder]":
+    """The encoder's class."""
+    return ModernBertEncoder
+
+
+class _Layer(nn.Module):
+  """Attention and a gated feed-forward layer, each after a LayerNorm.
+
+  Hidden states come flat, as in `BertLayer`. Of the first layer, whose input is
+  normalized already, attention has no LayerNorm of its own.
+  """
+
+  config: ModernBertConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    hidden: Float[Array, "n d"],
+    first: Float[Array, "m d"],
+    sequences: Sequences,
+    number: Int[AnyArray, ""],
+  ) -> Float[Array, "m d"]:
+    config, rate = self.config, self.config.dropout_rate
+    num_queries = len(first) // len(sequences.token_ids)
+    tokens = sequences.dropout_keys[:, :num_queries].reshape(-1)
+    norm = layer_norm(config, "attention_norm")
+    attended = _SelfAttention(config, name="attention")(
+      jnp.where(number == 0, hidden, norm(hidden)),
+      jnp.where(number == 0, first, norm(first)),
+      sequences,
+      number % config.global_every == 0,
+    )
+    attended = Dropout(rate, name="attention_dropout")(attended, tokens)
+    hidden = checkpoint_name(first + attended, attention.KEPT)
+    inner = layer_norm(config, "mlp_norm")(hidden)
+
+    def project(name: str) -> Float[Array, "m i"]:
+      layer = dense(config, config.intermediate_size, ("embed", "mlp"), name)
+      return nn.with_logical_constraint(
+        checkpoint_name(matmul.as_operand(layer(inner)), attention.KEPT),
+        ("activation_batch", "activation_mlp"),
+      ).astype(hidden.dtype)
+
+    gated = ACTIVATIONS[config.activation](project("up")) * project("gate")
+    outer = dense(config, config.hidden_size, ("mlp", "embed"), "down")(gated)
+    outer = Dropout(rate, name="output_dropout")(outer, tokens)
+    hidden = checkpoint_name(hidden + outer, attention.KEPT)
+    return nn.with_logical_constraint(hidden, HIDDEN)
+
+
+class _SelfAttention(nn.Module):
+  """Attention with rotary positions, to all of a sequence or to neighbours."""
+
+  config: ModernBertConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    hidden: Float[Array, "n d"],
+    first: Float[Array, "m d"],
+    sequences: Sequences,
+    is_global: Bool[AnyArray, ""],
+  ) -> Float[Array, "m d"]:
+    config, size = self.config, self.config.hidden_size
+    head_size = size // config.num_heads
+    theta = jnp.where(is_global, config.global_theta, config.local_theta)
+    reach = jnp.where(is_global, config.max_positions, config.local_window // 2)
+
+    def project(
+      name: str, x: Float[Array, "_ d"], *, rotates: bool
+    ) -> Float[Array, "_ d"]:
+      x = dense(config, size, ("embed", "heads"), name)(x)
+      if rotates:
+        position = sequences.position[:, : len(x) // len(sequences.position)]
+        x = rotated(x, position.reshape(-1), head_size=head_size, theta=theta)
+      x = checkpoint_name(matmul.as_operand(x), attention.KEPT)
+      return nn.with_logical_constraint(x, attention.AXES)
+
+    drops = is_dropping(self, config.dropout_rate)
+    num_queries = len(first) // len(sequences.token_ids)
+    tokens = sequences.dropout_keys[:, :num_queries]
+    context = attention.attend(
+      project("query", first, rotates=True),
+      project("key", hidden, rotates=True),
+      project("value", hidden, rotates=False),
+      sequence=sequences.sequence,
+      position=sequences.position,
+      tokens=hash_tokens(self, tokens) if drops else tokens,
+      head_size=head_size,
+      max_positions=config.max_positions,
+      mask_value=config.attention_mask_value,
+      dropout_rate=config.dropout_rate if drops else 0.0,
+      cudnn=config.attention == "cudnn",
+      reach=reach,
+    )
+    output = dense(config, size, ("heads", "embed"), "output")
+    return nn.with_logical_constraint(output(context), HIDDEN)
+
+
+def rotated(
+  x: Float[Array, "n d"],
+  position: Int[AnyArray, " n"],
+  *,
+  head_size: int,
+  theta: Float[AnyArray, ""],
+) -> Float[Array, "n d"]:
+  """Returns queries or keys, heads side by side, with rotary positions.
+
+  As in Su et al. 2021 (arXiv 2104.09864), with the halves of a head as the two
+  coordinates that are rotated.
+  """
+  half = head_size // 2
+  rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  angles = jnp.outer(position, rates)
+  cosine, sine = (f(angles)[:, None] for f in (jnp.cos, jnp.sin))
+  heads = x.astype(jnp.float32).reshape(len(x), -1, 2, half)
+  one, other = heads[:, :, 0], heads[:, :, 1]
+  turned = jnp.stack(
+    [one * cosine - other * sine, other * cosine + one * sine], axis=2
+  )
+  return turned.reshape(x.shape).astype(x.dtype)
+
+
+class ModernBertEncoder(nn.Module):
+  """Word embeddings, layers and a last LayerNorm; no pooler."""
+
+  config: ModernBertConfig
+
+  def setup(self) -> None:
+    config = self.config
+    # Raises an error where there is no vocabulary.
+    _ = config.separator
+    init = nn.with_logical_partitioning(config.weights_init, ("vocab", "embed"))
+    shape = config.vocab_size, config.hidden_size
+    self.word_embeddings = nn.with_logical_constraint(
+      self.param("word_embeddings", init, shape), ("vocab", "activation_embed")
+    )
+    self.embedding_norm = layer_norm(config, "embedding_norm")
+    self.embedding_dropout = Dropout(config.dropout_rate)
+    self.layers, self.last_layer = _Layer(config), _Layer(config)
+    self.final_norm = layer_norm(config, "final_norm")
+
+  def __call__(
+    self,
+    sequences: Sequences,
+    *,
+    typed: bool = True,
+    first_only: bool = False,
+  ) -> Float[Array, "r t d"]:
+    """Returns the hidden states, as `BertEncoder` does; it has no types.
+
+    Raises:
+      RealmError: The rows are longer than `max_positions`.
+    """
+    del typed
+    config = self.config
+    rows, length = sequences.token_ids.shape
+    require_positions(config, length)
+    hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
+    hidden = self.embedding_norm(hidden).reshape(-1, config.hidden_size)
+    hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
+    hidden = nn.with_logical_constraint(hidden, HIDDEN)
+    last = config.num_layers - 1
+    if last:
+      hidden = scan_layers(
+        config, self.layers, hidden, sequences, jnp.arange(last)
+      )
+    first = hidden
+    if first_only:
+      first = hidden.reshape(rows, length, -1)[:, 0]
+    apply = remat(apply_layer, config.remat_policy, in_scan=False)
+    number = jnp.asarray(last)
+    hidden = apply(self.last_layer, hidden, first, sequences, number)
+    return self.final_norm(hidden).reshape(rows, -1, config.hidden_size)
