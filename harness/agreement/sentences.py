@@ -21,7 +21,7 @@ from harness.agreement.comparison import (
   unequal,
 )
 from harness.agreement.imported_model import ImportedModel
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.training.stages.contrastive import Contrastive
 from realm_jax.weights import exporting
 from realm_jax.weights.hugging_face import read_cross_encoder
@@ -87,7 +87,7 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
 def _compare(
   name: str,
   model: ImportedModel,
-  words: WordpieceVocabulary,
+  words: BertVocabulary,
   theirs: Path,
   folder: Path,
 ) -> Iterator[Row]:
@@ -163,9 +163,7 @@ def _compare_losses(
     )
 
 
-def _compare_pairs(
-  words: WordpieceVocabulary, minilm: Path, folder: Path
-) -> Row:
+def _compare_pairs(words: BertVocabulary, minilm: Path, folder: Path) -> Row:
   """Compares the scores of a cross-encoder that is imported."""
   passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
   pairs = [(query, text) for query in _QUERIES for text in passages]
@@ -183,7 +181,7 @@ def _compare_pairs(
 
 
 def _padded(
-  words: WordpieceVocabulary, ids: Sequence[Sequence[int]]
+  words: BertVocabulary, ids: Sequence[Sequence[int]]
 ) -> Int[np.ndarray, "n l"]:
   """Returns `[CLS] … [SEP]` of each row, padded."""
   rows = [[words.cls_id, *row, words.sep_id] for row in ids]

@@ -24,7 +24,7 @@ class RunEncoder:
   """Embeds queries and passages by the towers of a run.
 
   Inner products of the vectors rank as the run does. A passage has one vector,
-  as a block does: what is longer than the run's BLOCK_LENGTH is cut. Raises a
+  as a block does: what is longer than a block of the corpus is cut. Raises a
   `RealmError` if the run has no towers.
   """
 
@@ -54,7 +54,7 @@ class RunEncoder:
     run, words = self._run, self._run.vocabulary
     bodies = batch.get("body", batch["text"])
     titles = batch.get("title", [""] * len(bodies))
-    length = run.config.block_length
+    length = run.corpus.block_length
     token_ids = np.zeros((len(bodies), length), np.int32)
     room = length - NUM_SPECIAL_TOKENS
     for row, title, body in zip(token_ids, titles, bodies, strict=True):

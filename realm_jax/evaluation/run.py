@@ -111,7 +111,7 @@ class RunConfig:
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
-    block_length: Maximum tokens of a block.
+    block_length: Maximum tokens of a block; None takes the corpus's.
     index_scores: Whether the run was trained on the index's own scores (BM25).
     candidates: "index"; "none" of a reader that answers from its parameters
       alone; "random" for the control that reads random blocks; or "gold" for a
@@ -143,7 +143,7 @@ class RunConfig:
   snapshot: epath.PathLike | None = None
   checkpoint_step: NonNegativeInt | Literal["best"] | None = None
   query_length: QueryLength = 64
-  block_length: BlockLength = 288
+  block_length: BlockLength | None = None
   index_scores: bool = False
   candidates: Literal["index", "none", "random", "gold"] = "index"
   num_searched: PositiveInt = 20
@@ -227,7 +227,9 @@ class TrainedRun:
     with contextlib.closing(store):
       present = store.components(step)
       corpus = Corpus.open(config.corpus_dir)
-      require_block_length(config.block_length, corpus)
+      length = config.block_length or corpus.block_length
+      require_block_length(length, corpus)
+      config = dataclasses.replace(config, block_length=length)
       store.require_vocabulary(step, corpus.vocab_sha256)
       named = {"retriever": config.retriever, "reader": config.reader}
       components = Components({**named, **config.components}).only(present)
@@ -242,7 +244,7 @@ class TrainedRun:
       mesh = make_mesh(devices=jax.local_devices())
       # The shapes of the components that are restored.
       abstract = components.abstract_parameters(
-        query_length=config.query_length, block_length=config.block_length
+        query_length=config.query_length, block_length=length
       )
       if config.index_scores:
         abstract["retriever"] = {"scale": jax.ShapeDtypeStruct((), "f4")}
@@ -566,7 +568,7 @@ class TrainedRun:
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""
-    length = self.config.block_length
+    length = self.corpus.block_length
     if retrieval is None:
       return StageContext(self.components, self.newest_corpus, None, length)
     return StageContext(self.components, self.corpus, self.snapshot, length)
@@ -607,7 +609,7 @@ class TrainedRun:
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
-    length = self.config.block_length
+    length = self.corpus.block_length
     tokens = self.corpus.gather(rows, length)
     for row, block in self.edits.items():
       if (is_row := rows == row).any():

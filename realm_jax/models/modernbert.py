@@ -183,7 +183,7 @@ def rotated(
   """
   half = head_size // 2
   rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = jnp.outer(position, rates)
+  angles = jnp.outer(position, jnp.asarray(rates))
   cosine, sine = (f(angles)[:, None] for f in (jnp.cos, jnp.sin))
   heads = x.astype(jnp.float32).reshape(len(x), -1, 2, half)
   one, other = heads[:, :, 0], heads[:, :, 1]

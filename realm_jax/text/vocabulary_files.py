@@ -119,12 +119,21 @@ def read_vocabulary(
   return WordpieceVocabulary(pieces, said)
 
 
+def has_vocabulary(directory: epath.PathLike) -> bool:
+  """Returns whether a directory has a vocabulary, of either kind."""
+  folder = epath.Path(directory)
+  return any((folder / name).exists() for name in (VOCABULARY_FILE, _FAST))
+
+
 def write_vocabulary(
   directory: epath.PathLike, vocabulary: BertVocabulary
 ) -> None:
   """Writes vocab.json, and then vocab.txt; of byte pairs tokenizer.json."""
   folder = epath.Path(directory)
   if not isinstance(vocabulary, WordpieceVocabulary):
+    from realm_jax.text.byte_pairs import BytePairVocabulary
+
+    assert isinstance(vocabulary, BytePairVocabulary)
     (folder / _FAST).write_text(vocabulary.tokenizer, encoding="utf-8")
     return
   said = dataclasses.asdict(vocabulary.normalization)

@@ -37,14 +37,13 @@ from realm_jax.storage.local_disk import create_mapped_array
 from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
 from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import (
-  VOCABULARY_FILE,
+  has_vocabulary,
   read_vocabulary,
   write_vocabulary,
 )
-from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights import WeightsError, modernbert, name_maps
 from realm_jax.weights.hf_files import (
   Export,
-  class_files,
 )
 from realm_jax.weights.importing import new_directory
 from realm_jax.weights.mapped_weights import BoundModel, flattened, nested
@@ -117,14 +116,14 @@ def export_weights(
     # The retriever alone is exported, beside a reader that says nothing.
     reader = BertReader(retriever.bert)
   with new_directory(output_dir) as directory:
-    path = epath.Path(vocab or epath.Path(model_dir, VOCABULARY_FILE))
-    if vocab is None and not path.exists():
+    path = vocab or model_dir
+    if vocab is None and not has_vocabulary(model_dir):
       if corpus_dir is None:
         raise WeightsError(
-          f"{path} is not there: give --corpus_dir, the corpus that the model "
-          "was trained on, or its vocab.txt as VOCAB"
+          f"{model_dir} has no vocabulary: give --corpus_dir, the corpus that "
+          "the model was trained on, or its vocabulary as VOCAB"
         )
-      path = epath.Path(corpus_dir, VOCABULARY_FILE)
+      path = corpus_dir
     words = read_vocabulary(path)
     model = BoundModel.of(retriever, reader, words)
     export = plan_export(model, to=to, tower=tower)
@@ -170,13 +169,9 @@ def plan_export(
   if to == "hf_bert":
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    table = name_maps.bert("bert.", reader.bert.num_layers)
-    table += name_maps.masked_lm_head()
-    return Export(
-      READER,
-      name_maps.below(table, ours=f"{READER}/"),
-      class_files(reader.bert, "BertForMaskedLM", words.normalization),
-    )
+    how = modernbert.written(reader.bert, words, masked_lm=True)
+    table = name_maps.below(how.table, ours=f"{READER}/")
+    return Export(READER, table, how.files, theirs=how.theirs)
   if retriever.shared_towers and tower is not None:
     raise WeightsError(
       f"--tower={tower}: the towers of this model are one; leave it out"
@@ -218,6 +213,7 @@ def write_export(
     lines.append(f"  {name_maps.show(name, tensor.shape)} <- {path}")
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
+  by_folder[""] = export.theirs(by_folder[""])
   for folder, tensors in by_folder.items():
     content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
     with atomic_file(directory / folder / WEIGHTS) as path:

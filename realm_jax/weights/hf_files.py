@@ -1,14 +1,13 @@
 """The files of a BERT as Hugging Face's `save_pretrained` writes them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.models.bert import Activation, BertConfig
-from realm_jax.models.modernbert import ModernBertConfig
 from realm_jax.models.reader import BertReader
 from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
@@ -16,7 +15,7 @@ from realm_jax.text import vocabulary
 from realm_jax.text.normalization import Normalization
 from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights import WeightsError
-from realm_jax.weights.name_maps import Table
+from realm_jax.weights.name_maps import Table, Tensors
 
 CONFIG = "config.json"
 # Released open QA reads blocks of 288 tokens after 32 of the question.
@@ -24,7 +23,7 @@ _OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
 _ATTENTION_MASK_VALUE = float(np.finfo(np.float32).min)
 # An export writes the first spelling.
-_ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, Activation] = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
   "gelu_pytorch_tanh": "gelu_tanh",
@@ -39,27 +38,12 @@ _KEYS = {
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
 }
-_MODERN_KEYS = {
-  "hidden_size": "hidden_size",
-  "num_layers": "num_hidden_layers",
-  "num_heads": "num_attention_heads",
-  "intermediate_size": "intermediate_size",
-  "max_positions": "max_position_embeddings",
-  "layer_norm_eps": "norm_eps",
-  "dropout_rate": "mlp_dropout",
-  "init_stddev": "initializer_range",
-  "global_every": "global_attn_every_n_layers",
-  "local_window": "local_attention",
-  "global_theta": "global_rope_theta",
-  "local_theta": "local_rope_theta",
-}
-_MODERN_FIXED = {
-  "attention_bias": False,
-  "mlp_bias": False,
-  "norm_bias": False,
-  "decoder_bias": True,
-  "classifier_bias": False,
-  "rope_scaling": None,
+SPECIAL_TOKENS: Mapping[str, JsonValue] = {
+  "pad_token": vocabulary.PAD,
+  "unk_token": vocabulary.UNK,
+  "cls_token": vocabulary.CLS,
+  "sep_token": vocabulary.SEP,
+  "mask_token": vocabulary.MASK,
 }
 # More than any BERT has: what a file says is laid out before it is refused.
 _MAX_LAYERS = 1000
@@ -113,7 +97,7 @@ def read_bert_config(
 
   `default_activation` is the value of a missing `hidden_act`.
   """
-  activation = file.get("hidden_act", tuple(_ACTIVATIONS), default_activation)
+  activation = file.get("hidden_act", tuple(ACTIVATIONS), default_activation)
   for key, value in _FIXED.items():
     file.get(key, (value,), value)
   num_layers = file.get("num_hidden_layers", PositiveInt, 12)
@@ -131,25 +115,11 @@ def read_bert_config(
   try:
     return BertConfig(
       **fields,
-      activation=_ACTIVATIONS[activation],
+      activation=ACTIVATIONS[activation],
       attention_mask_value=_ATTENTION_MASK_VALUE,
     )
   except ValueError as error:
     raise WeightsError(f"{file.path}: {error}") from error
-
-
-def read_modernbert_config(file: JsonFile) -> ModernBertConfig:
-  """Reads the configuration of a ModernBERT."""
-  for key, value in _MODERN_FIXED.items():
-    file.get(key, (value,), value)
-  activation = file.get("hidden_activation", tuple(_ACTIVATIONS), "gelu")
-  types = parameter_types(ModernBertConfig)
-  fields = {
-    field: file.get(key, types[field])
-    for field, key in _MODERN_KEYS.items()
-    if file.entries.get(key) is not None
-  }
-  return ModernBertConfig(**fields, activation=_ACTIVATIONS[activation])
 
 
 def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
@@ -172,6 +142,7 @@ class Export(NamedTuple):
     folders: Folders to make. Tensors whose names begin with one and a dot have
       a file of weights in it.
     notes: Lines for the report: what the directory cannot say.
+    theirs: Makes the encoder's tensors as the other system has them.
   """
 
   part: str
@@ -179,13 +150,14 @@ class Export(NamedTuple):
   files: Mapping[str, JsonValue]
   folders: Sequence[str] = ()
   notes: Sequence[str] = ()
+  theirs: Callable[[Tensors], dict[str, np.ndarray]] = dict
 
 
 def class_files(
   bert: BertConfig, architecture: str, normalization: Normalization
 ) -> dict[str, dict[str, JsonValue]]:
   """Returns the JSON files of a class of BERT, its tokenizer's included."""
-  names = {ours: theirs for theirs, ours in reversed([*_ACTIVATIONS.items()])}
+  names = {ours: theirs for theirs, ours in reversed([*ACTIVATIONS.items()])}
   lowercase, strips = normalization.lowercase, normalization.strip_accents
   return {
     CONFIG: {
@@ -206,10 +178,6 @@ def class_files(
       "strip_accents": None if strips == lowercase else strips,
       "tokenize_chinese_chars": True,
       "model_max_length": bert.max_positions,
-      "pad_token": vocabulary.PAD,
-      "unk_token": vocabulary.UNK,
-      "cls_token": vocabulary.CLS,
-      "sep_token": vocabulary.SEP,
-      "mask_token": vocabulary.MASK,
+      **SPECIAL_TOKENS,
     },
   }

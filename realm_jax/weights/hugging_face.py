@@ -27,15 +27,13 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
-from realm_jax.text.byte_pairs import BytePairVocabulary
+from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.text.wordpieces import WordpieceVocabulary
-from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights import WeightsError, modernbert, name_maps
 from realm_jax.weights.hf_files import (
   CONFIG,
   JsonFile,
   read_bert_config,
-  read_modernbert_config,
   read_open_qa_lengths,
 )
 from realm_jax.weights.mapped_weights import (
@@ -47,11 +45,10 @@ from realm_jax.weights.mapped_weights import (
   nested,
 )
 from realm_jax.weights.name_maps import READER, Module
-from realm_jax.weights.sentence_transformers import SentenceModel, read_model
+from realm_jax.weights.sentence_transformers import read_model
 from realm_jax.weights.tensor_files import open_tensors
 
 _WORDS = "embeddings.word_embeddings.weight"
-_MODERN_WORDS = "embeddings.tok_embeddings.weight"
 # Encoders in each class of REALM: prefix, and what it can be.
 _TOWERS = ("query", "block")
 _REALM: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
@@ -76,15 +73,21 @@ _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 def open_bert(directory: Path) -> Source:
   """Opens a BERT, with what modules.json says of its vectors."""
   sentence = read_model(directory)
-  folders = sentence.folders
-  file = JsonFile(directory / folders[0] / CONFIG)
+  folder = directory / sentence.folders[0]
+  file = JsonFile(folder / CONFIG)
+  around = {
+    f"{name}.{key}": tensor
+    for name in sentence.folders[1:]
+    for key, tensor in open_tensors(directory / name, optional=True).items()
+  }
   if file.entries.get("model_type") == "modernbert":
-    return _open_modernbert(directory, sentence)
+    source = modernbert.open_encoder(folder, sentence.around, sentence.fields)
+    return source._replace(tensors={**source.tensors, **around})
   # DPR's question and context encoders are BERT under another name.
   file.get("model_type", ("bert", "dpr"), "bert")
   file.get("projection_dim", (None, 0))
   bert = read_bert_config(file)
-  tensors = open_tensors(directory / folders[0])
+  tensors = open_tensors(folder)
   encoders = []
   for name in tensors:
     if not f".{name}".endswith(f".{_WORDS}"):
@@ -103,50 +106,9 @@ def open_bert(directory: Path) -> Source:
         {"pooling": pooling, **sentence.fields},
       )
     )
-  tensors |= _around_tensors(directory, folders)
-  vocabulary = read_vocabulary(directory / folders[0], normalizer="bert")
+  tensors |= around
+  vocabulary = read_vocabulary(folder, normalizer="bert")
   return Source(tensors, "torch", encoders, [vocabulary])
-
-
-def _around_tensors(
-  directory: Path, folders: Sequence[str]
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of the modules after the first."""
-  return {
-    f"{folder}.{name}": tensor
-    for folder in folders[1:]
-    for name, tensor in open_tensors(directory / folder, optional=True).items()
-  }
-
-
-def _open_modernbert(directory: Path, sentence: SentenceModel) -> Source:
-  """Opens a ModernBERT, with what modules.json says of its vectors."""
-  folder = directory / sentence.folders[0]
-  bert = read_modernbert_config(JsonFile(folder / CONFIG))
-  words = read_vocabulary(folder)
-  if not isinstance(words, BytePairVocabulary):
-    raise WeightsError(
-      f"{folder} has a ModernBERT with wordpieces; want its tokenizer.json of "
-      "byte-level pairs"
-    )
-  tensors = name_maps.split_matrices(open_tensors(folder))
-  prefix = "model." if any(n.startswith("model.") for n in tensors) else ""
-  # Its pieces' rows, as the vocabulary numbers them; more are never read.
-  rows = words.from_theirs(np.arange(words.size))
-  for name in (f"{prefix}{_MODERN_WORDS}", "decoder.weight", "decoder.bias"):
-    if name in tensors and len(tensors[name]) >= words.size:
-      tensors[name] = tensors[name][rows]
-  norm = f"{prefix}layers.0.attn_norm.weight"
-  # The first layer has none, and reads none.
-  tensors.setdefault(norm, np.ones(bert.hidden_size, np.float32))
-  encoder = Encoder(
-    *(prefix, bert, (*_TOWERS, READER)),
-    name_maps.modernbert(prefix, bert.num_layers, sentence.around),
-    name_maps.modernbert_head("") if "head.norm.weight" in tensors else (),
-    {"pooling": "cls", "title_separator": False, **sentence.fields},
-  )
-  tensors |= _around_tensors(directory, sentence.folders)
-  return Source(tensors, "torch", [encoder], [words])
 
 
 def open_realm(directory: Path) -> Source:
@@ -216,7 +178,7 @@ class LabelledModel(NamedTuple):
 
   module: TokenClassifier
   params: Params
-  vocabulary: WordpieceVocabulary
+  vocabulary: BertVocabulary
   labels: tuple[str, ...]
 
 
@@ -251,7 +213,7 @@ class ScoringModel(NamedTuple):
 
   module: CrossEncoder
   params: Params
-  vocabulary: WordpieceVocabulary
+  vocabulary: BertVocabulary
   lines: Sequence[str]
 
 
@@ -291,7 +253,7 @@ def read_cross_encoder(
 
 def _bert_with_vocabulary(
   directory: Path,
-) -> tuple[BertConfig, WordpieceVocabulary]:
+) -> tuple[BertConfig, BertVocabulary]:
   words = read_vocabulary(directory, normalizer="bert")
   bert = read_bert_config(JsonFile(directory / CONFIG))
   return bert.for_vocabulary(

@@ -23,7 +23,7 @@ RETRIEVER, READER = PARTS = ("retriever", "reader")
 SHARED_TOWER = "tower"
 SEPARATE_TOWERS = {"query": "query_tower", "block": "block_tower"}
 HEAD = "cls/predictions"
-_WORDS = "encoder/word_embeddings"
+WORDS = "encoder/word_embeddings"
 
 # Parameters of a module by the last word of its name: their names here, in
 # TensorFlow and in PyTorch, which holds kernels as [out, in]. The first ports
@@ -39,7 +39,7 @@ _PARAMETERS: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
   "": (("/kernel", "/kernel", ["weight"]), ("/bias", "/bias", ["bias"])),
 }
 _EMBEDDINGS = {
-  _WORDS: "embeddings/word_embeddings",
+  WORDS: "embeddings/word_embeddings",
   "encoder/position_embeddings": "embeddings/position_embeddings",
   "encoder/type_embeddings": "embeddings/token_type_embeddings",
   "encoder/embedding_norm": "embeddings/LayerNorm",
@@ -53,21 +53,6 @@ _LAYER = {
   "down": "output/dense",
   "attention_norm": "attention/output/LayerNorm",
   "output_norm": "output/LayerNorm",
-}
-_MODERN_LAYER = {
-  "attention_norm": "attn_norm",
-  "attention/query": "attn/Wq",
-  "attention/key": "attn/Wk",
-  "attention/value": "attn/Wv",
-  "attention/output": "attn/Wo",
-  "mlp_norm": "mlp_norm",
-  "up": "mlp/Wup",
-  "gate": "mlp/Wgate",
-  "down": "mlp/Wo",
-}
-_MODERN_FUSED = {
-  "attn.Wqkv": ("attn.Wq", "attn.Wk", "attn.Wv"),
-  "mlp.Wi": ("mlp.Wup", "mlp.Wgate"),
 }
 # The same of T5: of attention, and of a feed-forward layer, gated or not.
 _T5_ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
@@ -126,65 +111,6 @@ def bert(prefix: str, num_layers: int, around: Table = ()) -> list[Module]:
   return [*(m for m in table if m.ours not in others), *around]
 
 
-def modernbert(
-  prefix: str, num_layers: int, around: Table = ()
-) -> list[Module]:
-  """Returns the modules of a ModernBERT, as `bert` does.
-
-  Their fused matrices are called by the names that `split_matrices` gives.
-  """
-  names = {
-    _WORDS: "embeddings/tok_embeddings",
-    "encoder/embedding_norm": "embeddings/norm",
-    "encoder/final_norm": "final_norm",
-  } | {
-    f"encoder/layer_{i}/{ours}": f"layers/{i}/{theirs}"
-    for i in range(num_layers)
-    for ours, theirs in _MODERN_LAYER.items()
-  }
-  return [*(Module(o, prefix + t) for o, t in names.items()), *around]
-
-
-def modernbert_head(prefix: str) -> list[Module]:
-  """Returns the modules of its masked-LM head, beside `model.`."""
-  return [
-    Module("masked_lm_head/dense", f"{prefix}head/dense"),
-    Module("masked_lm_head/norm", f"{prefix}head/norm"),
-    Module("masked_lm_head/bias", f"{prefix}decoder"),
-    Module(_WORDS, f"{prefix}decoder"),
-  ]
-
-
-def split_matrices(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Returns ModernBERT's tensors with its fused matrices in their parts."""
-  parts = {}
-  for name, tensor in tensors.items():
-    for fused, own in _MODERN_FUSED.items():
-      if name.endswith(f".{fused}.weight"):
-        start = name.removesuffix(f"{fused}.weight")
-        pieces = np.split(tensor, len(own))
-        parts |= {
-          f"{start}{one}.weight": piece
-          for one, piece in zip(own, pieces, strict=True)
-        }
-        break
-    else:
-      parts[name] = tensor
-  return parts
-
-
-def joined_matrices(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Undoes `split_matrices`."""
-  joined = dict(tensors)
-  for name in tensors:
-    for fused, own in _MODERN_FUSED.items():
-      if name.endswith(f".{own[0]}.weight"):
-        start = name.removesuffix(f"{own[0]}.weight")
-        parts = [joined.pop(f"{start}{one}.weight") for one in own]
-        joined[f"{start}{fused}.weight"] = np.concatenate(parts)
-  return joined
-
-
 def masked_lm_head(
   theirs: str = HEAD, *, has_tied_decoder: bool = True
 ) -> list[Module]:
@@ -199,7 +125,7 @@ def masked_lm_head(
     Module(f"{ours}/norm", f"{theirs}/transform/LayerNorm"),
     Module(f"{ours}/bias", theirs),
   ]
-  tied = [Module(_WORDS, decoder), Module(f"{ours}/bias", decoder)]
+  tied = [Module(WORDS, decoder), Module(f"{ours}/bias", decoder)]
   return table + (
     tied if has_tied_decoder else [Module(f"{ours}/decoder", decoder)]
   )
@@ -324,7 +250,7 @@ def read(
         misshapen[place.path] = (
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
-          + (_OTHER_VOCABULARY if place.path.endswith(_WORDS) else "")
+          + (_OTHER_VOCABULARY if place.path.endswith(WORDS) else "")
         )
   unused = {name: why for name, why in unused.items() if name not in used}
   known = found.keys() | misshapen.keys()

@@ -21,12 +21,11 @@ from realm_jax.models.retriever import POOLINGS, BertRetriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
-from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights import WeightsError, modernbert, name_maps
 from realm_jax.weights.hf_files import (
   CONFIG,
   Export,
   JsonFile,
-  class_files,
 )
 from realm_jax.weights.mapped_weights import BoundModel
 from realm_jax.weights.name_maps import RETRIEVER, Module, Table
@@ -202,10 +201,11 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     chain[1][0]: {
       "word_embedding_dimension": bert.hidden_size,
       # As all versions read it.
-      "pooling_mode_cls_token": not is_mean,
+      "pooling_mode_cls_token": retriever.pooling in ("pooler", "cls"),
       "pooling_mode_mean_tokens": is_mean,
       "pooling_mode_max_tokens": False,
       "pooling_mode_mean_sqrt_len_tokens": False,
+      "pooling_mode_lasttoken": retriever.pooling == "last",
     },
     "LayerNorm": {"dimension": size},
     **{
@@ -219,17 +219,16 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     },
   }
   around = _around(chain, folders, factor)
-  table = name_maps.bert("", bert.num_layers, around)
+  how = modernbert.written(bert, model.vocabulary, around=around)
   ours = name_maps.SEPARATE_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
-  files_of_bert = class_files(bert, "BertModel", model.vocabulary.normalization)
   files: dict[str, JsonValue] = {
-    **files_of_bert,
+    **how.files,
     TOKENIZER_CONFIG: {
-      **files_of_bert[TOKENIZER_CONFIG],
+      **how.files[TOKENIZER_CONFIG],
       "model_input_names": names,
     },
     _MODULES: [
@@ -264,7 +263,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   }
   return Export(
     RETRIEVER,
-    name_maps.below(table, ours=f"{RETRIEVER}/{ours}/"),
+    name_maps.below(how.table, ours=f"{RETRIEVER}/{ours}/"),
     files,
     folders[1:],
     [
@@ -273,6 +272,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
       f"does not read, is in {_SETTINGS}; the projection is written times "
       f"{factor:g}, as its LayerNorm has the epsilon {_NORM_EPS:g}",
     ],
+    how.theirs,
   )
 
 
@@ -302,7 +302,9 @@ def _prompts(model: BoundModel) -> dict[str, str]:
     ids = tuple(getattr(model.retriever, field))
     # The space separates the prompt from the word that follows.
     text = f"{model.vocabulary.decode(ids)} " if ids else ""
-    if tuple(model.vocabulary.encode(text) if text else ()) != ids:
+    if (
+      tuple(model.vocabulary.encode(text, follows=True) if text else ()) != ids
+    ):
       raise WeightsError(
         f"the {name} prefix {ids} is not what this vocabulary makes of any "
         "text; it cannot be a prompt of sentence-transformers"

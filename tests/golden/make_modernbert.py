@@ -6,7 +6,7 @@
     env/bin/python -m tests.golden.make_modernbert
 
 The environment of peers has an older transformers. `masked_lm` has a tiny
-ModernBertForMaskedLM, and in `expected.npz` token ids, hidden states and logits.
+ModernBertForMaskedLM, and `expected.npz` tokens, hidden states and logits.
 `sentence` has the encoder alone as a SentenceTransformer with prompts, which
 pools the last token, and in `expected.json` texts, token ids and vectors.
 """

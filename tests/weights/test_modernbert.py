@@ -1,25 +1,23 @@
-"""Equality with transformers' ModernBERT: see `tests/golden/make_modernbert.py`."""
+"""Equality with transformers: see `tests/golden/make_modernbert.py`."""
 
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.models import sequences
-from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import BertRetriever
+from harness.agreement.t5 import packed
+from realm_jax.models.sequences import padded
 from realm_jax.text.byte_pairs import BytePairVocabulary
+from realm_jax.text.vocabulary import VocabularyError
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.weights.mapped_weights import MappedWeights, map_weights, nested
+from realm_jax.weights import exporting, importing
+from realm_jax.weights.mapped_weights import map_weights, nested
 from realm_jax.weights.registry import ImportConfig
-from tests.weights.models import GOLDEN
+from tests.weights import models
 
-_FOLDER = GOLDEN / "modernbert"
-
-
-def _mapped(name: str) -> MappedWeights:
-  return map_weights(ImportConfig("hf_bert", _FOLDER / name))
+_FOLDER = models.GOLDEN / "modernbert"
 
 
 @pytest.fixture(scope="module")
@@ -29,56 +27,133 @@ def words() -> BytePairVocabulary:
   return found
 
 
-def test_hidden_states_and_masked_words(words: BytePairVocabulary) -> None:
-  mapped = _mapped("masked_lm")
+@pytest.fixture(scope="module")
+def of_class(words):
+  """The golden class, its tokens as this project numbers them, and values."""
+  mapped = map_weights(ImportConfig("hf_bert", _FOLDER / "masked_lm"))
   expected = np.load(_FOLDER / "masked_lm" / "expected.npz")
   is_token = expected["is_token"] == 1
   ids = np.where(is_token, words.from_theirs(expected["token_ids"]), 0)
   params = nested(mapped.parameters)["reader"]
-  reader = mapped.model.reader
+  return mapped.model.reader, params, ids, expected
 
-  def read(module: BertReader) -> tuple[jax.Array, jax.Array]:
-    hidden = module.encoder(sequences.padded(ids))
+
+def test_hidden_states_and_masked_words(words, of_class):
+  reader, params, ids, expected = of_class
+
+  def read(module):
+    hidden = module.encoder(padded(ids))
     scored = hidden[:, : expected["logits"].shape[1]]
     table = module.encoder.word_embeddings
     return hidden, module.masked_lm_head(scored, table)
 
   hidden, logits = reader.apply({"params": params}, method=read)
-  np.testing.assert_allclose(
-    hidden[is_token], expected["hidden"][is_token], atol=2e-5
-  )
+  own = ids != 0
+  np.testing.assert_allclose(hidden[own], expected["hidden"][own], atol=2e-5)
   ours = words.from_theirs(np.arange(words.size))
-  np.testing.assert_allclose(
-    logits, expected["logits"][..., ours], atol=5e-5, rtol=1e-5
-  )
+  wanted = expected["logits"][..., ours]
+  np.testing.assert_allclose(logits, wanted, atol=5e-5, rtol=1e-5)
 
 
-def test_a_sentence_transformer_that_pools_the_last_token(
-  words: BytePairVocabulary,
-) -> None:
-  mapped = _mapped("sentence")
+def test_bins_hold_what_padding_holds(of_class):
+  reader, params, ids, _ = of_class
+  config = reader.bert
+  config = type(config)(**{**vars(config), "dropout_rate": 0.1})
+  encoder = config.encoder(config)
+
+  def first(sequences, *, drops):
+    rngs = {"dropout": jax.random.key(1)} if drops else {}
+    variables = {"params": params["encoder"]}
+    hidden = encoder.apply(variables, sequences, rngs=rngs)
+    return hidden.reshape(-1, hidden.shape[-1])[sequences.starts.reshape(-1)]
+
+  bins = packed(ids)
+  assert len(bins.token_ids) < len(ids)
+  one_a_bin = padded(jnp.asarray(ids), jnp.arange(len(ids), dtype=jnp.uint32))
+  for drops in (False, True):
+    ours, theirs = (first(x, drops=drops) for x in (bins, one_a_bin))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+  assert np.abs(ours - first(bins, drops=False)).max() > 0.01
+
+
+def test_a_sentence_transformer_that_pools_the_last_token(words):
+  mapped = map_weights(ImportConfig("hf_bert", _FOLDER / "sentence"))
   retriever = mapped.model.retriever
-  assert isinstance(retriever, BertRetriever)
   params = nested(mapped.parameters)["retriever"]
   expected = json.loads((_FOLDER / "sentence" / "expected.json").read_text())
-  for name, method in (("query", "embed_queries"), ("document", "embed_blocks")):
-    own = [one for one in expected if one["prompt"] == name]
+  for prompt, method in (
+    ("query", "embed_queries"),
+    ("document", "embed_blocks"),
+  ):
+    own = [one for one in expected if one["prompt"] == prompt]
     ids = np.zeros((len(own), 60), np.int32)
     for row, one in zip(ids, own, strict=True):
-      text = words.encode(one["text"])
-      filled = [words.cls_id, *text, words.sep_id]
-      if name == "document":
-        # It has no title.
-        filled.insert(1, words.sep_id)
-      row[: len(filled)] = filled
+      title = [words.sep_id] if prompt == "document" else []
+      text = [*title, *words.encode(one["text"]), words.sep_id]
+      row[: len(text) + 1] = [words.cls_id, *text]
     vectors = retriever.apply({"params": params}, ids, method=method)
     wanted = [one["vector"] for one in own]
     np.testing.assert_allclose(vectors, wanted, atol=2e-6)
-    query = retriever.query_input if name == "query" else retriever.block_input
-    for read, one in zip(query(ids), own, strict=True):
+    is_query = prompt == "query"
+    read = (retriever.query_input if is_query else retriever.block_input)(ids)
+    for row, one in zip(read, own, strict=True):
       theirs = words.from_theirs(np.array(one["token_ids"]))
-      np.testing.assert_array_equal(read[read != 0], theirs)
+      np.testing.assert_array_equal(row[row != 0], theirs)
 
 
-def test_packed_sequences_have_the_vectors_of_padded_ones() -> None:
-  pass
+@pytest.mark.parametrize(
+  "name, to", [("masked_lm", "hf_bert"), ("sentence", "sentence_transformers")]
+)
+def test_an_export_is_what_was_imported(tmp_path, words, name, to):
+  run, out = tmp_path / "run", tmp_path / "out"
+  importing.import_weights(ImportConfig("hf_bert", _FOLDER / name), run)
+  exporting.export_weights(run, *models.load(run), out, to=to)
+  ours, theirs = (models.tensors(folder) for folder in (out, _FOLDER / name))
+  # Rows after the last piece are padding, which no text reaches.
+  for one in ("model.embeddings.tok_embeddings.weight", "decoder.bias"):
+    if one in theirs:
+      theirs[one] = theirs[one][: words.size]
+  for key, tensor in ours.items():
+    np.testing.assert_array_equal(tensor, theirs[key][: len(tensor)])
+  assert ours.keys() == theirs.keys() - {"decoder.weight"}
+  assert read_vocabulary(out).digest == words.digest
+
+
+def test_tokens_have_their_places_in_the_text(words):
+  texts = ["Zoë  Çelik\n saw (it) in 北京!  ", "", " the [SEP]"]
+  tokens = words.tokenize_with_offsets(texts)
+  assert tokens.row_offsets[1] == tokens.row_offsets[2]
+  for number, text in enumerate(texts):
+    own = slice(*tokens.row_offsets[number : number + 2])
+    ids, ranges = tokens.token_ids[own], tokens.byte_ranges[own]
+    assert words.decode(ids) == " ".join(text.split())
+    assert (np.diff(ranges, axis=1) > 0).all()
+    assert (np.diff(ranges, axis=0) >= 0).all()
+    covered = b"".join(
+      text.encode()[i : i + 1] for i in np.unique([*map_range(ranges)])
+    )
+    assert covered == b"".join(text.encode().split())
+  # A text that spells a special piece has none.
+  assert words.sep_id not in tokens.token_ids
+  assert words.encode_masked("the [MASK].").count(words.mask_id) == 1
+  assert words.encode("the river") == words.encode("the\n\nriver")
+
+
+def map_range(ranges):
+  """Yields all bytes of ranges."""
+  for start, limit in ranges:
+    yield from range(start, limit)
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+  file = json.loads((_FOLDER / "sentence" / "tokenizer.json").read_text())
+  file["added_tokens"] = [
+    one for one in file["added_tokens"] if one["content"] != "[MASK]"
+  ]
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(file))
+  with pytest.raises(VocabularyError, match=r"no \[MASK\]"):
+    read_vocabulary(tmp_path)
+  path.write_text(json.dumps({"model": {"type": "BPE"}}))
+  with pytest.raises(VocabularyError, match=r"tokenizer.json"):
+    read_vocabulary(path)
