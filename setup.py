@@ -21,6 +21,8 @@ EXTRAS = {
   "gcs": ["aiohttp", "gcsfs"],
   "beam": ["apache-beam"],
   "demo": ["matplotlib"],
+  # ModernBERT's vocabularies of byte-level pairs.
+  "tokenizers": ["tokenizers"],
   # Weights by their names on Hugging Face's hub.
   "hub": ["huggingface_hub"],
   # TFDS needs both to download and prepare a data set, and asks for neither.

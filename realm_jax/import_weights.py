@@ -3,8 +3,8 @@
     python -m realm_jax.import_weights --from=hf_bert \\
       --input=all-MiniLM-L6-v2 --output_dir=runs/minilm
 
-writes checkpoint 0, the vocabulary (`vocab.txt`, for `build_corpus --vocab`)
-and the model (`config.json`, to give as --gin_file in place of
+writes checkpoint 0, the vocabulary (for `build_corpus --vocab=MODEL_DIR`) and
+the model (`config.json`, to give as --gin_file in place of
 gin/models/bert_base.gin), and prints which parameter came from which tensor,
 which tensors are not used, and which parameters start from random values. A
 tensor without a parameter, a parameter without a tensor and a shape that does
@@ -26,7 +26,7 @@ made as it says; otherwise flags choose:
 
 An E5 or BGE directory with modules.json needs no more than the prefixes; a
 plain one also needs `--pooling=mean --normalize --notitle_separator
---notoken_types` (BGE: --pooling=cls).
+--notoken_types` (BGE: --pooling=cls). ModernBERT needs the extra `tokenizers`.
 
 A tagger of named entities is not imported: build_corpus --tagger=bert:DIRECTORY
 reads its directory as it is.

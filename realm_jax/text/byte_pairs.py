@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tokenizers
 from jaxtyping import Int
 
 from realm_jax.text.vocabulary import BertVocabulary, Tokens, VocabularyError
@@ -152,7 +151,14 @@ def _merges(file: dict[str, Any]) -> Sequence[Any]:
   return file["model"].get("merges") or ()
 
 
-def _loaded(tokenizer: str) -> tokenizers.Tokenizer:
+def _loaded(tokenizer: str) -> Any:
+  try:
+    import tokenizers
+  except ImportError as error:
+    raise VocabularyError(
+      "the tokenizers library encodes byte-level pairs: "
+      "pip install 'realm_jax[tokenizers]'"
+    ) from error
   try:
     found = tokenizers.Tokenizer.from_str(tokenizer)
   # The library raises nothing more exact.

@@ -24,6 +24,7 @@ from etils import epath
 from realm_jax.errors import RealmError
 from realm_jax.settings import accepts
 from realm_jax.storage.json_files import read_object, write_json
+from realm_jax.text.byte_pairs import BytePairVocabulary
 from realm_jax.text.normalization import Normalization, Normalizer
 from realm_jax.text.vocabulary import (
   PAD,
@@ -130,12 +131,10 @@ def write_vocabulary(
 ) -> None:
   """Writes vocab.json, and then vocab.txt; of byte pairs tokenizer.json."""
   folder = epath.Path(directory)
-  if not isinstance(vocabulary, WordpieceVocabulary):
-    from realm_jax.text.byte_pairs import BytePairVocabulary
-
-    assert isinstance(vocabulary, BytePairVocabulary)
+  if isinstance(vocabulary, BytePairVocabulary):
     (folder / _FAST).write_text(vocabulary.tokenizer, encoding="utf-8")
     return
+  assert isinstance(vocabulary, WordpieceVocabulary)
   said = dataclasses.asdict(vocabulary.normalization)
   write_json(folder / _NORMALIZATION, said)
   lines = "\n".join(vocabulary.pieces) + "\n"
@@ -143,8 +142,6 @@ def write_vocabulary(
 
 
 def _byte_pairs(file: epath.Path, cased: bool | None) -> BertVocabulary:
-  from realm_jax.text.byte_pairs import BytePairVocabulary
-
   if cased is False:
     raise VocabularyError(
       f"--nocased: {file} keeps capitals; leave the flag out"

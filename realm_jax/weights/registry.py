@@ -22,8 +22,8 @@ FORMATS: Mapping[str, tuple[str, str]] = {
   HF_BERT: (
     "a directory with config.json, model.safetensors or pytorch_model.bin "
     "(whole or in shards), and vocab.txt or tokenizer.json: BERT, MiniLM, "
-    "Contriever, E5, BGE, DPR and the like, with or without the modules.json "
-    "of sentence-transformers",
+    "Contriever, E5, BGE, DPR, ModernBERT and the like, with or without the "
+    "modules.json of sentence-transformers",
     "realm_jax.weights.hugging_face:open_bert",
   ),
   "hf_realm": (
