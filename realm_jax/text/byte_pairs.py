@@ -78,7 +78,8 @@ class BytePairVocabulary(BertVocabulary):
   def digest(self) -> str:
     """The hash that identifies the vocabulary: of pieces, merges and rules."""
     file = json.loads(self.tokenizer)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in _merges(file)]
+    merges = file["model"].get("merges") or ()
+    merges = [m if isinstance(m, str) else " ".join(m) for m in merges]
     rules = [file.get("normalizer"), file.get("pre_tokenizer")]
     said = json.dumps([self._raw, merges, rules], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()
@@ -147,10 +148,6 @@ def _spaced(text: str, *, follows: bool) -> tuple[str, Int[np.ndarray, "c 2"]]:
   return text, places
 
 
-def _merges(file: dict[str, Any]) -> Sequence[Any]:
-  return file["model"].get("merges") or ()
-
-
 def _loaded(tokenizer: str) -> Any:
   try:
     import tokenizers
@@ -159,20 +156,18 @@ def _loaded(tokenizer: str) -> Any:
       "the tokenizers library encodes byte-level pairs: "
       "pip install 'realm_jax[tokenizers]'"
     ) from error
+  if "ByteLevel" not in json.dumps(json.loads(tokenizer).get("pre_tokenizer")):
+    raise VocabularyError(
+      "the tokenizer has BPE that is not byte-level; want BERT's WordPiece, or "
+      "byte-level pairs as of ModernBERT"
+    )
   try:
     found = tokenizers.Tokenizer.from_str(tokenizer)
   # The library raises nothing more exact.
   except Exception as error:
     raise VocabularyError(
-      f"tokenizer.json cannot be read ({error}); copy it again"
+      f"the tokenizer cannot be read ({error}); copy the file again"
     ) from error
-  file = json.loads(tokenizer)
-  kind, splits = file["model"].get("type"), json.dumps(file["pre_tokenizer"])
-  if kind != "BPE" or '"ByteLevel"' not in splits:
-    raise VocabularyError(
-      f"tokenizer.json has a {kind} tokenizer; want BERT's WordPiece, or "
-      "byte-level pairs as of ModernBERT"
-    )
   found.no_padding()
   found.no_truncation()
   # A text that spells a special piece does not become one.

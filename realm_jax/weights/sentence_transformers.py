@@ -196,16 +196,16 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   )
   kinds = [said.partition(" ")[0] for said, _ in chain]
   folders = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
-  is_mean = retriever.pooling == "mean"
+  is_mean, is_last = (retriever.pooling == name for name in ("mean", "last"))
   contents: dict[str, JsonValue] = {
     chain[1][0]: {
       "word_embedding_dimension": bert.hidden_size,
       # As all versions read it.
-      "pooling_mode_cls_token": retriever.pooling in ("pooler", "cls"),
+      "pooling_mode_cls_token": not is_mean and not is_last,
       "pooling_mode_mean_tokens": is_mean,
       "pooling_mode_max_tokens": False,
       "pooling_mode_mean_sqrt_len_tokens": False,
-      "pooling_mode_lasttoken": retriever.pooling == "last",
+      **({"pooling_mode_lasttoken": True} if is_last else {}),
     },
     "LayerNorm": {"dimension": size},
     **{

@@ -85,9 +85,9 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
     },
   )
   assert read_vocabulary(tmp_path).pieces == pieces
-  other = {"model": {"type": "BPE", "vocab": {}}}
+  other = {"model": {"type": "Unigram", "vocab": {}}}
   write_json(tmp_path / "tokenizer.json", other)
-  with pytest.raises(VocabularyError, match="BPE"):
+  with pytest.raises(VocabularyError, match="Unigram"):
     read_vocabulary(tmp_path)
 
 
