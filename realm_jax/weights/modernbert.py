@@ -252,6 +252,7 @@ def _class_files(
     TOKENIZER_CONFIG: {
       "tokenizer_class": "PreTrainedTokenizerFast",
       "model_max_length": bert.max_positions,
+      "model_input_names": ["input_ids", "attention_mask"],
       **SPECIAL_TOKENS,
     },
   }

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm_jax.models.modernbert import ModernBertConfig
 from realm_jax.models.retriever import POOLINGS, BertRetriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
@@ -222,6 +223,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   how = modernbert.written(bert, model.vocabulary, around=around)
   ours = name_maps.SEPARATE_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
+  has_pooler = not isinstance(bert, ModernBertConfig)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
@@ -244,8 +246,8 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
       "max_seq_length": bert.max_positions,
       "do_lower_case": False,
       # BERT's own pooler is not in the weights. With it, the library would warn
-      # of random values.
-      "model_args": {"add_pooling_layer": False},
+      # of random values. ModernBERT has none.
+      "model_args": {"add_pooling_layer": False} if has_pooler else {},
     },
     _SETTINGS: {
       "title_separator": retriever.title_separator,
