@@ -151,12 +151,10 @@ class BlockBuilder:
       found.append(ranges or [(0, size)])
     # Each document's first sentence, and the bytes of all.
     sentence_starts = _offsets([len(ranges) for ranges in found])
-    byte_ranges = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
-    byte_ranges += np.repeat(texts.byte_starts[:-1], np.diff(sentence_starts))[
-      :, np.newaxis
-    ]
+    flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
+    shift = np.repeat(texts.byte_starts[:-1], np.diff(sentence_starts))
     aligned = splitting.align_sentences(
-      byte_ranges,
+      flat + shift[:, np.newaxis],
       texts.token_bytes,
       sentence_starts=sentence_starts[:-1],
       token_starts=texts.token_starts[:-1],

@@ -152,13 +152,17 @@ def _gain(grades: Int[np.ndarray, " n"]) -> float:
   return float(np.sum(top / np.log2(2.0 + np.arange(len(top)))))
 
 
+def means(scores: Scores) -> dict[str, float]:
+  """Returns the mean of each score over the questions that have it."""
+  return {name: float(np.nanmean(values)) for name, values in scores.items()}
+
+
 def summarize(scores: Scores) -> dict[str, Any]:
   """Returns the means of `question_scores`, `num_questions` and `intervals`.
 
   These are the 95 % bootstrap intervals of the means.
   """
-  means = {name: float(np.nanmean(values)) for name, values in scores.items()}
-  return means | {
+  return means(scores) | {
     "num_questions": len(next(iter(scores.values()))),
     INTERVALS: bootstrap_intervals(scores),
   }

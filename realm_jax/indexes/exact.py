@@ -154,9 +154,8 @@ class ExactIndex(Index):
     vectors = check_vectors(queries, self.dim)
     count = len(vectors)
     padding = -count % len(sharding.row_groups(self._mesh).own)
-    padded = np.pad(vectors, ((0, padding), (0, 0)))
-    batch: dict[str, Any] = {"query": padded}
-    on_device = sharding.to_devices(batch, self._mesh)["query"]
+    padded: Any = np.pad(vectors, ((0, padding), (0, 0)))
+    on_device = sharding.to_devices(padded, self._mesh)
     scores, rows = self.search_on_device(on_device, k)
     return SearchResult(
       rows=sharding.local_rows(rows)[:count],

@@ -21,11 +21,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.snapshots.build import SnapshotConfig
-from realm_jax.snapshots.embedding import (
-  abstract_retriever,
-  jitted_embedder,
-  rows_per_batch,
-)
+from realm_jax.snapshots.embedding import abstract_retriever, rows_per_batch
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.bin_counts import input_shapes
 from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
@@ -259,9 +255,13 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
     (rows, _BLOCK_LENGTH), jnp.int32, sharding=sharding.batch_sharding(mesh)
   )
   arguments = abstract_retriever(retriever, mesh), blocks
-  embed = sharding.shared_partial(embed_blocks, retriever)
+  # As `CorpusEmbedder` compiles it, for each length.
+  embed = jax.jit(
+    sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks, retriever),
+    out_shardings=sharding.batch_sharding(mesh),
+  )
   with jax.set_mesh(mesh):
-    traced = jitted_embedder(embed, mesh).trace(*arguments)
+    traced = embed.trace(*arguments)
   name = f"{rows:,} × {_BLOCK_LENGTH}"
   return _cost(EMBEDDING, name, traced, arguments, topology)
 
