@@ -31,7 +31,7 @@ from harness import peer_processes
 from harness.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.errors import RealmError
-from realm_jax.indexes.ground_truth import GroundTruth
+from realm_jax.indexes.exact import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   CONFIGS,

@@ -49,11 +49,7 @@ class RenamingOpenQa(OpenQa):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     made, metrics = super().features(batch, found, context)
-    query, blocks = made.query.copy(), made.blocks.copy()
-    for row, position in enumerate(batch.positions.tolist()):
-      new_ids = _permutation(context.corpus, seed=position)
-      query[row] = new_ids[query[row]]
-      blocks[row] = new_ids[blocks[row]]
+    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
     return RenamedBatch(*made._replace(blocks=blocks), query), metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
@@ -77,29 +73,31 @@ class RenamingTextToText(TextToText):
   ) -> Features:
     made, metrics = super().features(batch, found, context)
     candidates = made.candidates
-    read = [made.prompts, candidates.passages, made.targets]
-    prompts, passages, targets = (ids.copy() for ids in read)
-    for row, position in enumerate(batch.positions.tolist()):
-      new_ids = _permutation(context.corpus, seed=position)
-      for ids in (prompts, passages, targets):
-        ids[row] = new_ids[ids[row]]
+    read = made.prompts, candidates.passages, made.targets
+    prompts, passages, targets = _renamed(context.corpus, batch, *read)
     candidates = candidates._replace(passages=passages)
     renamed = {"candidates": candidates, "prompts": prompts}
     return made._replace(**renamed, targets=targets), metrics
 
 
-def _permutation(corpus: Corpus, seed: int) -> Int32[np.ndarray, " v"]:
-  """Returns the new id of each wordpiece of a corpus; most keep theirs.
+def _renamed(
+  corpus: Corpus, batch: Batch, *arrays: Int32[np.ndarray, "b ..."]
+) -> list[Int32[np.ndarray, "b ..."]]:
+  """Returns wordpieces, of which each example exchanges those of names.
 
   A wordpiece is exchanged with those that have the same place in names, so that
   "New" before "York" becomes another word that begins names, if there is one,
-  and the reader still sees where a name begins and ends.
+  and the reader still sees where a name begins and ends. Most keep theirs.
   """
-  generator = np.random.default_rng(seed)
-  new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
-  for group in _name_groups(corpus):
-    new_ids[group] = generator.permutation(group)
-  return new_ids
+  renamed = [ids.copy() for ids in arrays]
+  for row, position in enumerate(batch.positions.tolist()):
+    generator = np.random.default_rng(position)
+    new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
+    for group in _name_groups(corpus):
+      new_ids[group] = generator.permutation(group)
+    for ids in renamed:
+      ids[row] = new_ids[ids[row]]
+  return renamed
 
 
 @functools.lru_cache(maxsize=2)

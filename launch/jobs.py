@@ -219,7 +219,22 @@ def plan(
       "nothing says what to train; pass --gin_file, for example "
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
-  _require_flags_of_executor(given)
+  executor = given.executor
+  unfit = [_flag_of(job, "tpu") for job in _MODULES]
+  if executor != "local":
+    unfit = [_flag_of(job, "processes") for job in _MODULES]
+    unfit.append("simulated_devices")
+  for flag in unfit:
+    if given[flag].value is not None:
+      raise RealmError(
+        f"--{flag} does not fit --executor={executor}: TPU slices are for gke "
+        "and cloud, processes and simulated devices for this machine"
+      )
+  for flag, example in _NEEDED[executor].items():
+    if given[flag].value is None:
+      raise RealmError(
+        f"--executor={executor} needs --{flag}, as in --{flag}={example}"
+      )
   environment: dict[str, dict[str, str]] = {job: {} for job in _MODULES}
   simulated = f"JAX_NUM_CPU_DEVICES={given.simulated_devices}"
   cpu = ["JAX_PLATFORMS=cpu", simulated] if given.simulated_devices else []
@@ -245,25 +260,6 @@ def plan(
         f"--{name}_gin_file too"
       )
   return jobs
-
-
-def _require_flags_of_executor(given: flags.FlagValues) -> None:
-  executor = given.executor
-  unfit = [_flag_of(job, "tpu") for job in _MODULES]
-  if executor != "local":
-    unfit = [_flag_of(job, "processes") for job in _MODULES]
-    unfit.append("simulated_devices")
-  for flag in unfit:
-    if given[flag].value is not None:
-      raise RealmError(
-        f"--{flag} does not fit --executor={executor}: TPU slices are for gke "
-        "and cloud, processes and simulated devices for this machine"
-      )
-  for flag, example in _NEEDED[executor].items():
-    if given[flag].value is None:
-      raise RealmError(
-        f"--executor={executor} needs --{flag}, as in --{flag}={example}"
-      )
 
 
 def _job(
@@ -297,24 +293,19 @@ def _job(
     processes = _of_job(given, name, "processes") or 1
     return Job(name, arguments, schedule, environment, processes)
   for binding in bindings:
-    _require_shared(binding, given.executor)
+    key, value = (part.strip(" '\"") for part in binding.split("=", 1))
+    is_path = key in ("MODEL_DIR", "CORPUS_DIR") or os.path.exists(value)
+    if is_path and "://" not in value:
+      raise RealmError(
+        f"{key}={value} is on this machine; --executor={given.executor} runs "
+        "on other machines, which share gs:// paths only"
+      )
   own = _of_job(given, name, "tpu")
   tpu = parse_slice(own or given.tpu)
   if own is None and name == "evaluator":
     slices = slices_of(tpu.generation).values()
     tpu = next(s for s in slices if s.chips == tpu.chips_per_host)
   return Job(name, arguments, schedule, environment, tpu.hosts, tpu)
-
-
-def _require_shared(binding: str, executor: str) -> None:
-  """Refuses a path that the hosts of a cluster cannot read."""
-  name, value = (part.strip(" '\"") for part in binding.split("=", 1))
-  is_path = name in ("MODEL_DIR", "CORPUS_DIR") or os.path.exists(value)
-  if is_path and "://" not in value:
-    raise RealmError(
-      f"{name}={value} is on this machine; --executor={executor} runs on other "
-      "machines, which share gs:// paths only"
-    )
 
 
 def function_of(module: str, flags: Sequence[str] = ()) -> Callable[..., Any]:

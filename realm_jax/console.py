@@ -147,42 +147,32 @@ def json_flag(text: str) -> Callable[[JsonValue], None]:
   return write
 
 
-def prompted_lines(wanted: str) -> Iterator[str]:
-  """Yields lines of the terminal, or of the standard input.
+def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
+  """Calls a function with each line of the terminal or the standard input.
 
   On a terminal `wanted` is the prompt, and an empty line ends them. Elsewhere
   empty lines are left out, and each line is printed, so that what follows can
-  be told apart.
+  be told apart. A `RealmError` of one line is printed in its place, and the
+  others follow. At the end such lines are counted.
   """
   is_terminal = sys.stdin.isatty()
-  while True:
-    try:
+  num_lines = num_refused = 0
+  with contextlib.suppress(EOFError):
+    while True:
       line = input(f"{wanted} (empty to leave): " if is_terminal else "")
-    except EOFError:
-      return
-    if line.strip():
+      if is_terminal and not line.strip():
+        break
+      if not line.strip():
+        continue
       if not is_terminal:
         print(f"# {harmless(line)}")
-      yield line
-    elif is_terminal:
-      return
-
-
-def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
-  """Calls a function with each of the lines that `prompted_lines` yields.
-
-  A `RealmError` of one line is printed in its place, and the others follow. At
-  the end such lines are counted.
-  """
-  num_lines = num_refused = 0
-  for line in prompted_lines(wanted):
-    num_lines += 1
-    try:
-      answer(line)
-    except RealmError as error:
-      num_refused += 1
-      print(f"error: {harmless(str(error))}\n")
-  if num_refused and not sys.stdin.isatty():
+      num_lines += 1
+      try:
+        answer(line)
+      except RealmError as error:
+        num_refused += 1
+        print(f"error: {harmless(str(error))}\n")
+  if num_refused and not is_terminal:
     absl_logging.warning("%d of %d lines have an error", num_refused, num_lines)
 
 

@@ -55,13 +55,13 @@ def main(argv: Sequence[str]) -> None:
   figures: Figures | None = evaluate()
   if figures is None:
     return
+
+  def report() -> None:
+    _write_json(figures)
+    print(summary_table(figures))
+
   # The others wait, so as to fail if process 0 cannot write.
-  Agreement("report").on_process_0("report", lambda: _report(figures))
-
-
-def _report(figures: "Figures") -> None:
-  _write_json(figures)
-  print(summary_table(figures))
+  Agreement("report").on_process_0("report", report)
 
 
 if __name__ == "__main__":

@@ -276,14 +276,9 @@ class Plan:
             _, users = self.uses.setdefault(step.folder, (step, []))
             if row.name not in users:
               users.append(row.name)
-    self._require_valid_commands()
-
-  def _require_valid_commands(self) -> None:
-    """Configures the commands: an error shows before hours of work.
-
-    Commands that bind the same names over the same files differ in paths and
-    seeds alone, and what rows pre-train has been read.
-    """
+    # An error of a command shows before hours of work. Commands that bind the
+    # same names over the same files differ in paths and seeds alone, and what
+    # rows pre-train has been read.
     commands = {
       (*command.gin_files, *command.bindings): command
       for step, _ in self.uses.values()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.ablation.plan import Metric, Plan, Results
+from experiments.ablation.plan import Metric, Plan
 from experiments.pipeline import Step, markdown
 from realm_jax.console import columns
 from realm_jax.evaluation.compare import paired_scores
@@ -58,8 +58,13 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     is_stale = pretraining is not None and pretraining.never_refreshed
     metrics = {}
     for metric in plan.metrics:
+      # None, if the results are of other kinds.
       here, there = (
-        _folders(plan.results[name], metric)
+        [
+          one[metric.result].folder
+          for one in plan.results[name]
+          if metric.result in one
+        ]
         for name in (row.name, row.reference)
       )
       if here and there:
@@ -153,11 +158,6 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
     "p_value": permutation_p_values(*differences)[""],
     "seeds_better": sum(mean > 0 for mean in means),
   }
-
-
-def _folders(results: Sequence[Results], metric: Metric) -> list[Path]:
-  """Returns the folders of a metric; none if the results are of other kinds."""
-  return [one[metric.result].folder for one in results if metric.result in one]
 
 
 def write_report(

@@ -49,10 +49,6 @@ class Demo(Steps):
     super().__init__(output_dir, recipes, str(output_dir / CORPUS), {})
     self.worlds = demo_worlds(extra_gin_files)
 
-  def generate_world(self) -> World:
-    """Generates the world; writes it, its wordpieces and its corpus once."""
-    return self.worlds.prepare(self.folder, self.worlds.world.seed)
-
   def recalls(
     self, of: Step, checkpoint: int, questions: str
   ) -> Mapping[str, float]:
@@ -106,7 +102,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   """
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
-  world = demo.generate_world()
+  world = demo.worlds.prepare(demo.folder, demo.worlds.world.seed)
   _announce("Inverse cloze: the retriever learns to find a sentence's block")
   cloze = run(demo.train(ICT, "inverse_cloze"))
   _announce("Reading: the reader learns to fill in names from a block")

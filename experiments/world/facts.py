@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int
 
 from experiments.world import relations
 from realm_jax.errors import RealmError
@@ -74,7 +73,10 @@ def make_facts(
       values = subjects[1:] + subjects[:1]
     else:
       among = group.get(relation.value, numbers)
-      values = _spread(generator, among, len(subjects))
+      # In random order, each equally often.
+      num_rounds = -(-len(subjects) // len(among))
+      rounds = [generator.permutation(among) for _ in range(num_rounds)]
+      values = np.concatenate(rounds)[: len(subjects)].tolist()
     facts += [
       Fact(relation, str(subject), str(value))
       for subject, value in zip(subjects, values, strict=True)
@@ -100,17 +102,6 @@ def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
     f"{len(names)} entities of a kind in one split are too few to be related "
     "to each other; make the world larger"
   )
-
-
-def _spread(
-  generator: np.random.Generator,
-  values: Sequence[str] | Int[np.ndarray, " n"],
-  count: int,
-) -> list[str] | list[int]:
-  """Returns `count` values in random order, each equally often."""
-  num_rounds = -(-count // len(values))
-  rounds = [generator.permutation(values) for _ in range(num_rounds)]
-  return np.concatenate(rounds)[:count].tolist()
 
 
 def split_entities(

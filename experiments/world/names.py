@@ -52,10 +52,18 @@ def make_entities(
     for template in relation.templates
     for word in template.split()
   }
-  entities: Entities = {}
+  entities, draw = Entities(), generator.choice
   for kind, count in counts.items():
-    num_similar = count // _NAMES_PER_SIMILAR_NAME
-    words = _invent(generator, kind, count - num_similar, used)
+    num_similar, words = count // _NAMES_PER_SIMILAR_NAME, list[str]()
+    while len(words) < count - num_similar:
+      # Two syllables give too few new words after some hundreds.
+      middle = "".join(
+        draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(words) > 500))
+      )
+      word = draw(_ONSETS) + middle + draw(_ENDINGS[kind])
+      if word not in used:
+        used.add(word)
+        words.append(word.capitalize())
     similar = [f"{_PREFIXES[kind]} {word}" for word in words[:num_similar]]
     entities[kind] = generator.permutation(words + similar).tolist()
   return entities
@@ -70,24 +78,3 @@ def tag(text: str, title: str) -> list[Span]:
   del title
   found = _SPAN.finditer(text.encode())
   return [Span(*match.span(), str(match.lastgroup)) for match in found]
-
-
-def _invent(
-  generator: np.random.Generator,
-  kind: relations.EntityKind,
-  count: int,
-  used: set[str],
-) -> list[str]:
-  """Invents words with the endings of a kind, and adds them to `used`."""
-  draw = generator.choice
-  words = []
-  while len(words) < count:
-    # Two syllables give too few new words after some hundreds.
-    middle = "".join(
-      draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(words) > 500))
-    )
-    word = draw(_ONSETS) + middle + draw(_ENDINGS[kind])
-    if word not in used:
-      used.add(word)
-      words.append(word.capitalize())
-  return words

@@ -434,7 +434,13 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   if path.parent.name == FOLDER:
     model_dir = path.parent.parent
     if path.name == BEST:
-      return CheckpointStore(model_dir), _best_step(model_dir)
+      named = read_best(model_dir)
+      if named is None or named.step is None:
+        raise CheckpointError(
+          f"{model_dir} has no best checkpoint yet; name a step, or let "
+          f"`realm_jax.evaluate --follow` write {_BEST_FILE}"
+        )
+      return CheckpointStore(model_dir), named.step
     if path.name.isdigit():
       return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
@@ -444,16 +450,6 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     )
   store = CheckpointStore(path)
   return store, store.latest()
-
-
-def _best_step(model_dir: epath.Path) -> int:
-  named = read_best(model_dir)
-  if named is None or named.step is None:
-    raise CheckpointError(
-      f"{model_dir} has no best checkpoint yet; name a step, or let "
-      f"`realm_jax.evaluate --follow` write {_BEST_FILE}"
-    )
-  return named.step
 
 
 def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:

@@ -140,11 +140,23 @@ class BlockBuilder:
     )
 
   def _build(self, texts: _Texts, summary: BuildSummary) -> Blocks:
-    byte_ranges, sentence_starts = _sentences(texts, self.language)
+    found: list[Sequence[tuple[int, int]]] = []
+    sizes = (np.diff(texts.byte_starts) - 1).tolist()
+    for document, size in zip(texts.documents, sizes, strict=True):
+      if document.sentences is not None:
+        ranges = sorted(document.sentences)
+      else:
+        language = document.language or self.language
+        ranges = sentence_ranges(document.text, language)
+      found.append(ranges or [(0, size)])
+    # Each document's first sentence, and the bytes of all.
+    sentence_starts = _offsets([len(ranges) for ranges in found])
+    flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
+    shift = np.repeat(texts.byte_starts[:-1], np.diff(sentence_starts))
     aligned = splitting.align_sentences(
-      byte_ranges,
+      flat + shift[:, np.newaxis],
       texts.token_bytes,
-      sentence_starts=sentence_starts,
+      sentence_starts=sentence_starts[:-1],
       token_starts=texts.token_starts[:-1],
     )
     num_aligned = np.diff(aligned.starts, append=len(aligned.token_ranges))
@@ -300,25 +312,6 @@ def build_piece(
     record = record and write_views(views, scratch.path, scratch.path, record)
     upload_directory(scratch.path, directory)
   return record, vars(summary)
-
-
-def _sentences(
-  texts: _Texts, language: str
-) -> tuple[Int[np.ndarray, "s 2"], Int[np.ndarray, " d"]]:
-  """Returns the bytes of all sentences, and each document's first sentence."""
-  found: list[Sequence[tuple[int, int]]] = []
-  for document, size in zip(
-    texts.documents, (np.diff(texts.byte_starts) - 1).tolist(), strict=True
-  ):
-    if document.sentences is not None:
-      ranges = sorted(document.sentences)
-    else:
-      ranges = sentence_ranges(document.text, document.language or language)
-    found.append(ranges or [(0, size)])
-  starts = _offsets([len(ranges) for ranges in found])
-  flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
-  flat += np.repeat(texts.byte_starts[:-1], np.diff(starts))[:, np.newaxis]
-  return flat, starts[:-1]
 
 
 def _ragged(name: str, items: Sequence[bytes]) -> dict[str, np.ndarray]:

@@ -159,9 +159,15 @@ def build_corpus(
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
   if words is None:
+    # Imported late: it imports TensorFlow, which is the extra `train`.
+    from realm_jax.text.vocabulary_training import train_vocabulary
+
     cased = language in WITHOUT_CAPITALS if cased is None else cased
     size = int(vocab.removeprefix(_TRAIN))
-    words = _learned_vocabulary(source, size, cased)
+    logging.info("Training a vocabulary of at most %s pieces", size)
+    texts = _texts(source, _VOCABULARY_BYTES)
+    pieces = train_vocabulary(texts, size, cased=cased)
+    words = WordpieceVocabulary(pieces, Normalization.of(cased=cased))
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
@@ -318,19 +324,6 @@ def _find_duplicates(
         prefix="duplicates",
         array=functools.partial(load, shard["name"]),
       )
-
-
-def _learned_vocabulary(
-  source: DocumentSource, size: int, cased: bool
-) -> WordpieceVocabulary:
-  """Trains a vocabulary on titles and texts."""
-  # Imported late: it imports TensorFlow, which is the extra `train`.
-  from realm_jax.text.vocabulary_training import train_vocabulary
-
-  logging.info("Training a vocabulary of at most %s pieces", size)
-  texts = _texts(source, _VOCABULARY_BYTES)
-  pieces = train_vocabulary(texts, size, cased=cased)
-  return WordpieceVocabulary(pieces, Normalization.of(cased=cased))
 
 
 def _texts(source: DocumentSource, most: int) -> Iterator[str]:

@@ -119,15 +119,10 @@ class RowReader:
       expanded += _WIKIPEDIA_TITLES if text == "wikipedia" else [text]
     return tuple(text for text in expanded if text)
 
-  @functools.cached_property
-  def _dropped(self) -> re.Pattern[str]:
-    # If no titles are dropped, a pattern that matches nothing.
-    return re.compile("|".join(map(re.escape, self.dropped_titles)) or r"(?!)")
-
   def dropped(self, document: Document) -> str:
     """Returns the text in a title for which it is dropped, or ""."""
-    found = self._dropped.search(document.title)
-    return found[0] if found else ""
+    texts = (text for text in self.dropped_titles if text in document.title)
+    return next(texts, "")
 
   def read(self, row: Row) -> Document:
     """Reads a row; raises `InputError` that says how, not where, it is bad."""

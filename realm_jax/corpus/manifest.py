@@ -17,7 +17,9 @@ A manifest has
 
     format_version, corpus_version, fingerprint
     name                 part of each block's id
-    block_length, language (unless it is English), drop_titles, fields
+    block_length, language (English if it is missing)
+    drop_titles, fields  the texts of the title filter, and the names of the
+                         fields that are kept; later updates do the same
     vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
@@ -33,7 +35,7 @@ A manifest has
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from etils import epath
@@ -41,7 +43,6 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.storage.paths import list_names, read_text
 from realm_jax.storage.staging import FileRecord, require_below
-from realm_jax.text.languages import ENGLISH
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
@@ -54,25 +55,12 @@ Manifest: TypeAlias = dict[str, Any]
 ShardRecord: TypeAlias = dict[str, Any]
 
 
-def make_manifest(
-  *,
-  name: str,
-  block_length: int,
-  vocabulary: Mapping[str, Any],
-  shards: Sequence[ShardRecord],
-  summary: Mapping[str, Any],
-  drop_titles: Sequence[str] = (),
-  fields: Sequence[str] = (),
-  language: str = ENGLISH,
-  version: int = 1,
-  views: Mapping[str, Any] | None = None,
-) -> Manifest:
-  """Makes the manifest of a version, with its totals and fingerprint.
+def completed(settings: Mapping[str, Any]) -> Manifest:
+  """Returns the manifest of a version, with its totals and fingerprint.
 
-  `drop_titles` are the texts of the title filter, and `fields` the names of the
-  fields that are kept. Later updates do the same.
+  `settings` are all entries but these, of an earlier version or new ones.
   """
-  nothing = dict.fromkeys(_COUNTS, 0)
+  nothing, shards = dict.fromkeys(_COUNTS, 0), settings["shards"]
   totals = {
     count: sum(s[count] - s.get("removed", nothing)[count] for s in shards)
     for count in _COUNTS
@@ -86,26 +74,14 @@ def make_manifest(
       files[-1]["removed"] = shard["removed"]["sha256"]
   identity = {
     "format_version": FORMAT_VERSION,
-    "block_length": block_length,
-    "vocabulary": vocabulary["sha256"],
+    "block_length": settings["block_length"],
+    "vocabulary": settings["vocabulary"]["sha256"],
     "files": files,
   }
   text = json.dumps(identity, sort_keys=True)
-  return {
-    "format_version": FORMAT_VERSION,
-    "corpus_version": version,
-    "name": name,
-    "block_length": block_length,
-    "vocabulary": vocabulary,
-    **totals,
-    "summary": summary,
-    "drop_titles": list(drop_titles),
-    "fields": list(fields),
-    "shards": list(shards),
-    "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
-    **({"language": language} if language != ENGLISH else {}),
-    **({"views": views} if views else {}),
-  }
+  fingerprint = hashlib.sha256(text.encode()).hexdigest()
+  version = {"format_version": FORMAT_VERSION, "fingerprint": fingerprint}
+  return {**settings, **totals, **version}
 
 
 def read(

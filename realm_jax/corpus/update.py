@@ -134,18 +134,13 @@ def update_corpus(
     if not summary.changes_something:
       return summary
     summary.version = version
-    manifest = manifests.make_manifest(
-      name=corpus.name,
-      version=version,
-      block_length=corpus.block_length,
-      vocabulary=before["vocabulary"],
-      shards=[*old_shards, *new_shards],
-      summary={**vars(summary), "new": vars(summary.new)},
-      drop_titles=reader.dropped_titles,
-      fields=corpus.fields,
-      language=corpus.language,
-      views=corpus.views,
-    )
+    changes = {
+      "corpus_version": version,
+      "shards": [*old_shards, *new_shards],
+      "summary": {**vars(summary), "new": vars(summary.new)},
+      "drop_titles": reader.dropped_titles,
+    }
+    manifest = manifests.completed(before | changes)
     if not manifest["num_blocks"]:
       raise CorpusError(
         f"{directory} would have no block left; a corpus needs at least one"
@@ -203,7 +198,19 @@ def _changing(
     staging_directory(directory) as staging,
   ):
     if not is_remote(directory):
-      _remove_unnamed(directory)
+      # Of a killed update, and of versions that were deleted.
+      named = {
+        file.path
+        for version in (*manifests.earlier_versions(directory), None)
+        for file in files_of(manifests.read(directory, version=version))
+      }
+      ours = ("shard-", manifests.REMOVED, manifests.VIEWS)
+      for name in {*sizes_below(directory)} - named:
+        path = Path(directory, name)
+        if path.parent.name.startswith(ours):
+          path.unlink()
+          if not any(path.parent.iterdir()):
+            path.parent.rmdir()
     yield staging, manifests.read(directory), Corpus.open(directory)
 
 
@@ -335,19 +342,3 @@ def _move_files(staging: Path, target: epath.Path) -> None:
   for path in staging.iterdir():
     sync(directory / path.name)
   sync(directory)
-
-
-def _remove_unnamed(directory: epath.Path) -> None:
-  """Removes files of a killed update, and of versions that were deleted."""
-  named = {
-    file.path
-    for version in (*manifests.earlier_versions(directory), None)
-    for file in files_of(manifests.read(directory, version=version))
-  }
-  found = (Path(directory, path) for path in {*sizes_below(directory)} - named)
-  ours = ("shard-", manifests.REMOVED, manifests.VIEWS)
-  for path in found:
-    if path.parent.name.startswith(ours):
-      path.unlink()
-      if not any(path.parent.iterdir()):
-        path.parent.rmdir()

@@ -68,8 +68,20 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
   for part in blocks:
-    if len(part["block_ids"]):
-      parts.append(_stored(part, kinds))
+    if not len(part["block_ids"]):
+      continue
+    # Kinds of spans are numbered as the shard first has them.
+    names = part["salient_span_kinds"].tolist()
+    numbers = [kinds.setdefault(name, len(kinds)) for name in names]
+    part = {**part, "salient_span_kinds": np.array(numbers, np.int64)}
+    dtypes = {**ARRAYS, "token_ids": part["token_ids"].dtype}
+    # The dtypes of their files take less memory.
+    parts.append(
+      {
+        name: np.ascontiguousarray(part[name], dtype)
+        for name, dtype in dtypes.items()
+      }
+    )
   if not parts:
     return None
   folder.mkdir(parents=True)
@@ -90,21 +102,6 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
     "num_tokens": sum(len(part["token_ids"]) for part in parts),
     "span_kinds": list(kinds),
     "files": files,
-  }
-
-
-def _stored(blocks: Blocks, kinds: dict[str, int]) -> dict[str, np.ndarray]:
-  """Returns arrays in the dtypes of their files, which take less memory.
-
-  Kinds of spans are numbered as the shard first has them.
-  """
-  names = blocks["salient_span_kinds"].tolist()
-  numbers = [kinds.setdefault(name, len(kinds)) for name in names]
-  blocks = {**blocks, "salient_span_kinds": np.array(numbers, np.int64)}
-  dtypes = {**ARRAYS, "token_ids": blocks["token_ids"].dtype}
-  return {
-    name: np.ascontiguousarray(blocks[name], dtype)
-    for name, dtype in dtypes.items()
   }
 
 
@@ -187,7 +184,7 @@ def new_corpus(
 def finish(
   staging: Path, *, vocabulary: BertVocabulary, **settings: Any
 ) -> None:
-  """Writes the vocabulary, and `make_manifest` with the other arguments."""
+  """Writes the vocabulary, and the manifest of version 1, with settings."""
   write_vocabulary(staging, vocabulary)
   ids = {
     piece.strip("[]").lower(): vocabulary.pieces.index(piece)
@@ -198,5 +195,6 @@ def finish(
     "size": vocabulary.size,
     "special_ids": ids,
   }
-  manifest = manifests.make_manifest(vocabulary=record, **settings)
+  usual = {"corpus_version": 1, "drop_titles": [], "fields": []}
+  manifest = manifests.completed({**usual, "vocabulary": record, **settings})
   write_json(staging / manifests.MANIFEST_NAME, manifest)

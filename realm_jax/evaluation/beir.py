@@ -78,19 +78,6 @@ def count_missing(queries: Sequence[JudgedQuery], corpus: Corpus) -> int:
   return len(missing)
 
 
-def _count_refused(queries: Sequence[JudgedQuery], run: TrainedRun) -> int:
-  """Returns how many queries cannot be searched for, with a warning."""
-  _, refused = run.encode_each([query.text for query in queries])
-  if refused:
-    logging.warning(
-      "%d of %d queries cannot be searched for, and find nothing: %s, because "
-      "%s",
-      *(len(refused), len(queries), queries[min(refused)].id),
-      refused[min(refused)],
-    )
-  return len(refused)
-
-
 def _search(run: TrainedRun, texts: Sequence[str], k: int) -> SearchResult:
   """Searches for texts; one that cannot be searched for finds null blocks."""
   token_ids, refused = run.encode_each(texts)
@@ -235,8 +222,16 @@ def evaluate_beir(
   own = slice(shard.agreement.index, None, shard.agreement.count)
   config = dataclasses.replace(config, reader=None)
   run = shard.load(config, index=index, max_batch=batch_size)
+  _, refused = run.encode_each([query.text for query in queries])
+  if refused:
+    logging.warning(
+      "%d of %d queries cannot be searched for, and find nothing: %s, because "
+      "%s",
+      *(len(refused), len(queries), queries[min(refused)].id),
+      refused[min(refused)],
+    )
   lacking = {
-    "unsearchable_queries": _count_refused(queries, run),
+    "unsearchable_queries": len(refused),
     "missing_documents": count_missing(queries, run.corpus),
   }
   parts = shard.open_parts(run, beir_files(beir_dir, split))

@@ -81,7 +81,7 @@ def evaluate_retrieval(
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   config = dataclasses.replace(config, reader=None)
-  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
+  return _evaluate(None, config, data, max_examples, index, output_dir)
 
 
 def evaluate_masked_statements(
@@ -112,7 +112,7 @@ def evaluate_masked_statements(
 
 
 def _evaluate(
-  completed: Callable[..., Iterable[Line]],
+  completed: Callable[..., Iterable[Line]] | None,
   config: RunConfig,
   data: DataConfig,
   max_examples: int | None,
@@ -122,13 +122,14 @@ def _evaluate(
   """Writes a line for each question, and returns the figures of all.
 
   `completed` completes the lines of a batch, from the run, the token ids [b q],
-  the blocks that were found and the lines, which have them as evidence. If the
-  task drops questions, those after them move up in their rows, and some batches
-  have a question before an earlier one; its position tells.
+  the blocks that were found and the lines, which have them as evidence; None
+  leaves them as they are. If the task drops questions, those after them move up
+  in their rows, and some batches have a question before an earlier one; its
+  position tells.
   """
   shard = EvaluationShard(
     output_dir,
-    evaluation=completed.__name__,
+    evaluation="retrieval" if completed is None else completed.__name__,
     config=config,
     data=data,
     max_examples=max_examples,
@@ -178,8 +179,9 @@ def _evaluate(
           with_first_order(line, one["evidence"])
           for line, one in zip(retrieved, before, strict=True)
         ]
-      whole = completed(run, token_ids, hits, retrieved)
-      numbered = zip(batch.positions.tolist(), whole, strict=True)
+      if completed is not None:
+        retrieved = completed(run, token_ids, hits, retrieved)
+      numbered = zip(batch.positions.tolist(), retrieved, strict=True)
       parts.add(dict(itertools.compress(numbered, is_taken)), [number + 1])
       progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
@@ -195,17 +197,6 @@ def _evaluate(
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}
   return shard.report_parts(name, parts, described, run)
-
-
-def _retrieved(
-  run: TrainedRun,
-  token_ids: Int32[np.ndarray, "b q"],
-  hits: Sequence[Sequence[Hit]],
-  lines: Sequence[Line],
-) -> Sequence[Line]:
-  """Returns the lines of `evaluate_retrieval`."""
-  del run, token_ids, hits
-  return lines
 
 
 def _predictions(

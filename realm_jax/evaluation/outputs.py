@@ -4,15 +4,14 @@ A process evaluates its own rows of each batch, with the whole model and the
 whole index on its own devices, and waits for no other until its rows are done.
 An index that lives on devices must therefore fit on those of one host: the
 vectors of 13 million blocks, 128 bfloat16 numbers each, take 3.4 GB. Process 0
-gathers the scores of all, and writes them with the lines in their parts.
+reads the parts of all, and writes their lines and scores.
 """
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from etils import epath
@@ -22,11 +21,10 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.parts import (
   FOLDER,
-  Part,
   Parts,
   merge,
   open_folder,
-  require_shared,
+  read_parts,
 )
 from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
 from realm_jax.evaluation.scores import Line, Scores, line_scores, summarize
@@ -44,12 +42,9 @@ from realm_jax.storage.paths import sizes_below
 from realm_jax.storage.staging import sha256_of
 
 METRICS = "metrics.json"
-# The key-value store of the processes refuses values of several megabytes.
-_CHARACTERS_PER_PIECE = 1 << 19
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
-T = TypeVar("T")
 
 
 class EvaluationShard:
@@ -59,11 +54,13 @@ class EvaluationShard:
   `ProcessesError` where one has failed.
 
   Args:
-    output_dir: Directory of what is written; None writes nothing.
+    output_dir: Directory of what is written; None writes nothing, and is for a
+      process that is alone.
     configs: Arguments of the evaluation, which all processes must have alike.
 
   Raises:
     ProcessesError: An argument differs.
+    RealmError: There are several processes, and no directory that they share.
     StoreAccessError: The directory cannot be written to.
   """
 
@@ -74,7 +71,12 @@ class EvaluationShard:
     self.agreement = Agreement("evaluation")
     devices = {"the number of devices of a process": jax.local_device_count()}
     self.agreement.require_same(configs | devices)
-    if self._output_dir is not None and self.agreement.is_leader:
+    if self._output_dir is None and self.agreement.count > 1:
+      raise RealmError(
+        "several processes evaluate together, and OUTPUT_DIR is None; name a "
+        "directory on a file system or in a bucket that all hosts share"
+      )
+    if self.agreement.is_leader:
       require_writable(self._output_dir)
 
   @contextlib.contextmanager
@@ -134,22 +136,6 @@ class EvaluationShard:
   def _corpus_of(self, run: TrainedRun) -> Corpus:
     return run.corpus if self._needs_index else run.newest_corpus
 
-  def gather_to_leader(self, what: str, found: T) -> list[T]:
-    """Returns what all processes have found to process 0; to others, nothing.
-
-    A value, which JSON can hold, may be large: it is exchanged in pieces.
-    """
-    if self.agreement.count == 1:
-      return [found]
-    text = json.dumps(found)
-    longest = self.agreement.exchange(f"size of {what}", len(text), max)
-    # Process 0 alone applies the rule, to what all give.
-    by_piece: list[Sequence[str]] = []
-    for start in range(0, longest, _CHARACTERS_PER_PIECE):
-      piece = text[start : start + _CHARACTERS_PER_PIECE]
-      self.agreement.exchange(f"{what}, {start}", piece, by_piece.append)
-    return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
-
   def open_parts(
     self,
     run: TrainedRun,
@@ -189,11 +175,10 @@ class EvaluationShard:
       return open_folder(output_dir, description_of(values))
 
     name = self.agreement.on_process_0("parts", describe)
-    folder = output_dir / FOLDER / name
-    self.agreement.on_all_processes(
-      "shared folder", lambda: require_shared(folder)
+    folder, index = output_dir / FOLDER / name, self.agreement.index
+    return self.agreement.on_all_processes(
+      "shared folder", lambda: Parts(folder, index, scored)
     )
-    return Parts(folder, self.agreement.index, scored)
 
   def report_parts(
     self,
@@ -204,52 +189,40 @@ class EvaluationShard:
     summarized: Callable[[Scores], Figures] = summarize,
     written: Callable[[epath.Path], None] = lambda path: None,
   ) -> Figures:
-    """Writes a file of the lines of all processes, and reports their scores.
+    """Writes the lines of all processes to a file, and `metrics.json`.
 
-    `described` says what the lines were made with. Without a name for the file,
-    the scores alone are reported. `written` is called with the path of the file
-    on process 0, before there are metrics.
+    `described` says what the lines were made with, and what was measured is
+    added. Without a name for the file, the scores alone are reported. `written`
+    is called with the path of the file on process 0, before there are metrics.
+    All processes return the same.
 
     Raises:
       RealmError: There are no lines, or process 0 does not see those of others.
       OSError: The disk is full, or the directory cannot be written to.
     """
     own.flush()
-    most = self.agreement.exchange("number of parts", len(own.parts), max)
-    parts = []
-    for number in range(most):
-      given = [part.to_json() for part in own.parts[number : number + 1]]
-      every = self.gather_to_leader("scores of a part", given)
-      parts += [Part.from_json(one) for few in every for one in few]
-
-    def metrics() -> Figures:
-      if not parts:
-        raise RealmError("the task gives no questions")
-      scores = merge(parts, own.folder, name)
-      if self._output_dir is not None and name is not None:
-        written(self._output_dir / name)
-      return summarized(scores) | described
-
-    figures = self.report(metrics, run)
-    if own.folder is not None and self.agreement.is_leader:
-      own.folder.parent.rmtree()
-    return figures
-
-  def report(self, metrics: Callable[[], Figures], run: TrainedRun) -> Figures:
-    """Adds what was measured to metrics, and writes both to `metrics.json`.
-
-    Process 0 computes the metrics and writes, and all return the same.
-
-    Raises:
-      OSError: The disk is full, or the directory cannot be written to.
-    """
+    folder, output_dir = own.folder, self._output_dir
+    counts = self.agreement.exchange("parts", len(own.parts), list)
 
     def write() -> Figures:
+      parts = own.parts
+      if folder is not None:
+        parts = [
+          part
+          for process, count in enumerate(counts)
+          for part in read_parts(folder, process, range(count))
+        ]
+      if not parts:
+        raise RealmError("the task gives no questions")
+      scores = merge(parts, folder, name)
+      if output_dir is not None and name is not None:
+        written(output_dir / name)
       corpus, searched = self._corpus_of(run), {}
       if self._needs_index:
         index = run.snapshot.index.kind
         searched = {"snapshot": run.snapshot.step, "index": index}
-      figures = metrics() | {
+      figures = summarized(scores) | {
+        **described,
         "checkpoint": run.step,
         **searched,
         "num_blocks": corpus.num_blocks,
@@ -260,8 +233,11 @@ class EvaluationShard:
         "language": corpus.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
-      if self._output_dir is not None:
-        write_json(self._output_dir / METRICS, figures)
+      if output_dir is not None:
+        write_json(output_dir / METRICS, figures)
       return figures
 
-    return self.agreement.on_process_0("figures", write)
+    figures = self.agreement.on_process_0("figures", write)
+    if folder is not None and self.agreement.is_leader:
+      folder.parent.rmtree()
+    return figures

@@ -9,11 +9,12 @@ never mix. A part is complete once it has its scores. Nothing can be appended to
 an object, so parts are whole files there and on disks.
 """
 
-import dataclasses
+import contextlib
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
@@ -34,8 +35,7 @@ _DESCRIPTION = "evaluation.json"
 _MAX_LINES, _MAX_SECONDS = 1000, 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
   """Scores of some questions.
 
   Attributes:
@@ -50,19 +50,6 @@ class Part:
   scores: Scores
   state: Sequence[int]
 
-  def to_json(self) -> dict[str, JsonValue]:
-    """Returns the fields as values that JSON can hold."""
-    scores = {name: values.tolist() for name, values in self.scores.items()}
-    positions = self.positions.tolist()
-    return vars(self) | {"positions": positions, "scores": scores}
-
-  @classmethod
-  def from_json(cls, fields: Mapping[str, Any]) -> "Part":
-    """Returns the part whose fields `to_json` returned."""
-    scores = {name: np.array(v) for name, v in fields["scores"].items()}
-    positions = np.array(fields["positions"], np.int64)
-    return cls(fields["name"], positions, scores, fields["state"])
-
 
 def open_folder(
   output_dir: epath.Path, description: Mapping[str, JsonValue]
@@ -72,40 +59,46 @@ def open_folder(
   Folders of other evaluations are removed.
   """
   digest, parent = json_checksum(description)[:16], output_dir / FOLDER
-  for name in list_names(parent):
-    if name != digest:
-      logging.info(
-        "removing %s: parts of an evaluation that differs in %s",
-        parent / name,
-        _difference(parent / name, description),
-      )
-      (parent / name).rmtree(missing_ok=True)
+  for other in [parent / name for name in list_names(parent) if name != digest]:
+    differing = "what is not known"
+    with contextlib.suppress(OSError, ValueError):
+      found = json.loads(read_bytes(other / _DESCRIPTION))
+      names = sorted(found.keys() | description.keys())
+      names = [n for n in names if found.get(n) != description.get(n)]
+      differing = ", ".join(names)
+    logging.info(
+      "removing %s: parts of an evaluation that differs in %s", other, differing
+    )
+    other.rmtree(missing_ok=True)
   if not (path := parent / digest / _DESCRIPTION).exists():
     write_json(path, description)
   return digest
 
 
-def _difference(folder: epath.Path, wanted: Mapping[str, JsonValue]) -> str:
-  """Returns the names of values in which the evaluation of a folder differs."""
-  try:
-    found = json.loads(read_bytes(folder / _DESCRIPTION))
-  except (OSError, ValueError):
-    return "what is not known"
-  names = sorted(found.keys() | wanted.keys())
-  differing = [n for n in names if found.get(n) != wanted.get(n)]
-  return ", ".join(differing)
+def read_parts(
+  folder: epath.Path, process: int, numbers: Iterable[int]
+) -> Iterator[Part]:
+  """Yields parts of a process, by their numbers.
 
-
-def require_shared(folder: epath.Path) -> None:
-  """Raises a `RealmError` unless this host sees a folder that process 0 made.
-
-  It is known before anything is computed.
+  Raises:
+    RealmError: A part is not on this host.
   """
-  if not (folder / _DESCRIPTION).exists():
-    raise RealmError(
-      f"{folder}, which process 0 has made, is not on this host; name an "
-      "OUTPUT_DIR on a file system or in a bucket that all hosts share"
-    )
+  for number in numbers:
+    name = f"{process}-{number:05d}"
+    try:
+      fields = json.loads(read_bytes(folder / f"{name}.json"))
+    except FileNotFoundError as error:
+      raise _lacking(folder, f"{name}.json") from error
+    scores = {name: np.array(v) for name, v in fields["scores"].items()}
+    positions = np.array(fields["positions"], np.int64)
+    yield Part(name, positions, scores, fields["state"])
+
+
+def _lacking(folder: epath.Path, name: str) -> RealmError:
+  return RealmError(
+    f"{folder} lacks {name}, which a process has written; name an OUTPUT_DIR "
+    "that all hosts share, and that no other evaluation uses at the same time"
+  )
 
 
 class Parts:
@@ -121,6 +114,9 @@ class Parts:
     folder: The same folder.
     parts: Parts so far.
     state: Where the evaluation goes on; empty at the start.
+
+  Raises:
+    RealmError: This host does not see the folder, which process 0 has made.
   """
 
   def __init__(
@@ -136,16 +132,19 @@ class Parts:
     self._since = time.monotonic()
     if folder is None:
       return
-    names = {*list_names(folder)}
-    while (name := f"{self._next_name()}.json") in names:
-      self.parts.append(Part.from_json(json.loads(read_bytes(folder / name))))
+    # It is known before anything is computed.
+    if _DESCRIPTION not in (names := {*list_names(folder)}):
+      raise RealmError(
+        f"{folder}, which process 0 has made, is not on this host; name an "
+        "OUTPUT_DIR on a file system or in a bucket that all hosts share"
+      )
+    is_own = re.compile(rf"{process}-\d+\.json").fullmatch
+    written = range(sum(map(bool, map(is_own, names))))
+    self.parts += read_parts(folder, process, written)
     if self.parts:
       self.state = self.parts[-1].state
       number = sum(len(part.positions) for part in self.parts)
       logging.info("continuing after %d questions in %s", number, folder)
-
-  def _next_name(self) -> str:
-    return f"{self._process}-{len(self.parts):05d}"
 
   def add(self, lines: Mapping[int, Line], state: Sequence[int]) -> None:
     """Takes the lines of a batch, by their positions among all questions.
@@ -167,19 +166,19 @@ class Parts:
     if self._waiting:
       positions = sorted(self._waiting)
       lines = [self._waiting[position] for position in positions]
-      part = Part(
-        self._next_name(),
-        np.array(positions, np.int64),
+      name, scores = (
+        f"{self._process}-{len(self.parts):05d}",
         self._scored(lines),
-        self.state,
       )
       if self.folder is not None:
-        with json_lines(self.folder / f"{part.name}.jsonl") as write:
+        with json_lines(self.folder / f"{name}.jsonl") as write:
           for line in lines:
             write(line)
-        with json_lines(self.folder / f"{part.name}.json") as write:
-          write(part.to_json())
-      self.parts.append(part)
+        listed: JsonValue = {n: values.tolist() for n, values in scores.items()}
+        with json_lines(self.folder / f"{name}.json") as write:
+          write({"positions": positions, "scores": listed, "state": self.state})
+      numbers = np.array(positions, np.int64)
+      self.parts.append(Part(name, numbers, scores, self.state))
       self._waiting = {}
     self._since = time.monotonic()
 
@@ -210,11 +209,7 @@ def merge(
         try:
           file.write(next(opened[owner]))
         except FileNotFoundError as error:
-          raise RealmError(
-            f"{folder} lacks {parts[owner].name}.jsonl, which a process has "
-            "written; name an OUTPUT_DIR that all hosts share, and that no "
-            "other evaluation uses at the same time"
-          ) from error
+          raise _lacking(folder, f"{parts[owner].name}.jsonl") from error
         sizes[owner] -= 1
         if not sizes[owner]:
           del opened[owner]

@@ -50,7 +50,11 @@ def answer_by_writing(
   asked: Any = None
   if given is not None:
     target = reader_texts.target_ids(reader, view, [given] * len(questions))
-    asked = run.compute(_score, reader, params, read=read, target=target)
+    asked = run.compute(
+      *(GenerativeReader.score, reader, params),
+      token_ids=read,
+      targets=target[:, None],
+    )
   results = []
   for number, (question, own) in enumerate(zip(questions, hits, strict=True)):
     tokens, *figures = jax.tree.map(operator.itemgetter(number), written)
@@ -63,7 +67,25 @@ def answer_by_writing(
       (chosen,) = _answers(run, own, [given], *of_given)
     else:
       chosen = answers[0]
-    results.append(_result(run, question, own, answers, chosen, given))
+    # The part of each block in the chosen answer.
+    weights = np.exp(_log_prior(own)).tolist()
+    likelihoods = np.exp(chosen.single.astype(np.float64)).tolist()
+    parts = zip(own, weights, likelihoods, chosen.answer.shares, strict=True)
+    results.append(
+      Result(
+        text=question,
+        kind=_KIND,
+        answer=chosen.answer.text,
+        probability=chosen.answer.probability,
+        answers=[one.answer for one in answers],
+        hits=[
+          dataclasses.replace(hit, weight=p, likelihood=likelihood, share=share)
+          for hit, p, likelihood, share in parts
+        ],
+        source=run.source,
+        answer_is_given=given is not None,
+      )
+    )
   return results
 
 
@@ -78,16 +100,6 @@ def _write(
     return found.token_ids, None, single
   length = (found.token_ids != PAD_ID).sum(axis=-1)
   return found.token_ids, found.scores * length**reader.length_penalty, single
-
-
-def _score(
-  reader: GenerativeReader,
-  params: Params,
-  read: Int[Array, "b k l"],
-  target: Int[Array, "b t"],
-) -> tuple[Float[Array, "b 1"] | None, Float[Array, "b 1 k"]]:
-  """Returns the same of one text that is given."""
-  return reader.score(params, read, target[:, None])
 
 
 class _Written(NamedTuple):
@@ -120,30 +132,3 @@ def _answers(
     answer = Answer(texts[number], math.exp(score), score, shares)
     answers.setdefault(key, _Written(answer, single[number]))
   return [*answers.values()]
-
-
-def _result(
-  run: "TrainedRun",
-  question: str,
-  hits: Sequence[Hit],
-  answers: Sequence[_Written],
-  chosen: _Written,
-  given: str | None,
-) -> Result:
-  """Returns the answers, and the part of each block in the chosen one."""
-  weights = np.exp(_log_prior(hits)).tolist()
-  likelihoods = np.exp(chosen.single.astype(np.float64)).tolist()
-  figures = zip(hits, weights, likelihoods, chosen.answer.shares, strict=True)
-  return Result(
-    text=question,
-    kind=_KIND,
-    answer=chosen.answer.text,
-    probability=chosen.answer.probability,
-    answers=[one.answer for one in answers],
-    hits=[
-      dataclasses.replace(hit, weight=p, likelihood=likelihood, share=share)
-      for hit, p, likelihood, share in figures
-    ],
-    source=run.source,
-    answer_is_given=given is not None,
-  )

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float32, Integer
 
 from realm_jax.errors import RealmError
-from realm_jax.indexes.ground_truth import GroundTruth
+from realm_jax.indexes.exact import GroundTruth
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexConfig,
@@ -263,7 +263,19 @@ class ScannIndex(TreeIndex):
 
   def __init__(self, directory: Path, blocks: Blocks, *, tree: Tree | None):
     self.num_blocks, self.dim = blocks.embedded().shape
-    self._loaded = _load_searcher(directory)
+    if (directory / "scann_docids.pkl").exists():
+      raise IndexLoadError(f"{directory} holds a pickle, which is never read")
+    scann = _library()
+    try:
+      self._loaded = scann.load_searcher(
+        str(directory), assets_backcompat_shim=False
+      )
+    except (RuntimeError, ValueError, OSError) as error:
+      version = importlib.metadata.version("scann")
+      raise IndexLoadError(
+        f"scann {version} cannot read {directory}: {error}; build it again, "
+        "with the version that is installed here"
+      ) from error
     self.tree = tree
     self._threads = os.cpu_count() or 1
 
@@ -294,21 +306,6 @@ class ScannIndex(TreeIndex):
     return self._searcher.search_batched_parallel(
       vectors, k, batch_size=size, **settings
     )
-
-
-def _load_searcher(directory: Path) -> Any:
-  """Loads ScaNN's searcher over the files of a directory."""
-  if (directory / "scann_docids.pkl").exists():
-    raise IndexLoadError(f"{directory} holds a pickle, which is never read")
-  scann = _library()
-  try:
-    return scann.load_searcher(str(directory), assets_backcompat_shim=False)
-  except (RuntimeError, ValueError, OSError) as error:
-    version = importlib.metadata.version("scann")
-    raise IndexLoadError(
-      f"scann {version} cannot read {directory}: {error}; build it again, with "
-      "the version that is installed here"
-    ) from error
 
 
 def _write_searcher(builder: Any, directory: Path) -> None:

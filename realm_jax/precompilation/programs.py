@@ -12,21 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from absl import logging
-from jax.sharding import NamedSharding
 
 from realm_jax import console
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import exact_search
-from realm_jax.models.components import Components, Retriever, embed_blocks
+from realm_jax.models.components import Retriever, embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.snapshots.build import SnapshotConfig
-from realm_jax.snapshots.embedding import (
-  abstract_retriever,
-  jitted_embedder,
-  rows_per_batch,
-)
+from realm_jax.snapshots.embedding import abstract_retriever, rows_per_batch
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.bin_counts import input_shapes
 from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
@@ -175,7 +170,11 @@ def _of_training(
     model_parallelism=config.mesh.model_parallelism,
     devices=topology.devices,
   )
-  components = _with_vocabulary(config.all_components)
+  components = config.all_components
+  vocab_size, separator_id = _vocabulary_of(components.retriever)
+  components = components.for_vocabulary(
+    vocab_size=vocab_size, separator_id=separator_id
+  )
   setup = StepSetup(config, mesh, components, num_blocks)
   state = create_state(
     setup.init,
@@ -205,7 +204,9 @@ def _of_training(
   if searched is None or in_step is not None:
     return
   shape = config.data.batch_size, setup.components.retriever.vector_size
-  queries = _abstract(shape, jnp.float32, sharding.batch_sharding(mesh))
+  queries = jax.ShapeDtypeStruct(
+    shape, jnp.float32, sharding=sharding.batch_sharding(mesh)
+  )
   arguments = queries, searched.vectors, searched.count
   with jax.set_mesh(mesh):
     search = exact_search.search.trace(
@@ -228,11 +229,13 @@ def _searched(setup: StepSetup) -> SearchedBlocks:
   blocks = abstract_blocks(
     setup.num_blocks,
     config.data.block_length,
-    vocab_size=_vocabulary_of(retriever)["vocab_size"],
+    vocab_size=_vocabulary_of(retriever)[0],
     mesh=mesh,
     reader=setup.text_reader,
   )
-  count = _abstract((), jnp.int32, sharding.replicated(mesh))
+  count = jax.ShapeDtypeStruct(
+    (), jnp.int32, sharding=sharding.replicated(mesh)
+  )
   return SearchedBlocks(query_params, vectors, count, blocks, plan_of(setup))
 
 
@@ -242,41 +245,34 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
   A builder on several hosts embeds a batch on each; a chip's share is the same.
   """
   mesh = make_mesh(devices=topology.devices)
-  components = _with_vocabulary(Components({"retriever": config.retriever}))
-  retriever = components.retriever
+  vocab_size, separator_id = _vocabulary_of(config.retriever)
+  retriever = config.retriever.for_vocabulary(
+    vocab_size=vocab_size, separator_id=separator_id
+  )
   tokens = config.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
-  shape, placed = (rows, _BLOCK_LENGTH), sharding.batch_sharding(mesh)
-  arguments = (
-    abstract_retriever(retriever, mesh),
-    _abstract(shape, jnp.int32, placed),
+  blocks = jax.ShapeDtypeStruct(
+    (rows, _BLOCK_LENGTH), jnp.int32, sharding=sharding.batch_sharding(mesh)
   )
-  embed = sharding.shared_partial(embed_blocks, retriever)
+  arguments = abstract_retriever(retriever, mesh), blocks
+  # As `CorpusEmbedder` compiles it, for each length.
+  embed = jax.jit(
+    sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks, retriever),
+    out_shardings=sharding.batch_sharding(mesh),
+  )
   with jax.set_mesh(mesh):
-    traced = jitted_embedder(embed, mesh).trace(*arguments)
+    traced = embed.trace(*arguments)
   name = f"{rows:,} × {_BLOCK_LENGTH}"
   return _cost(EMBEDDING, name, traced, arguments, topology)
 
 
-def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
-
-
-def _with_vocabulary(components: Components) -> Components:
-  vocabulary = _vocabulary_of(components.retriever)
-  return components.for_vocabulary(
-    vocab_size=vocabulary["vocab_size"],
-    separator_id=vocabulary["separator_id"],
-  )
-
-
-def _vocabulary_of(retriever: Retriever) -> dict[str, int]:
-  """Returns the vocabulary that a recipe names, or else BERT's."""
-  wanted = {"vocab_size": _VOCAB_SIZE, "separator_id": _SEPARATOR_ID}
+def _vocabulary_of(retriever: Retriever) -> tuple[int, int]:
+  """Returns a vocabulary's size and separator, of the recipe or else BERT's."""
   named = getattr(retriever, "bert", retriever)
-  return {
-    name: getattr(named, name, None) or usual for name, usual in wanted.items()
-  }
+  return (
+    getattr(named, "vocab_size", None) or _VOCAB_SIZE,
+    getattr(named, "separator_id", None) or _SEPARATOR_ID,
+  )
 
 
 def _cost(

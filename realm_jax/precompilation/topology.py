@@ -66,21 +66,7 @@ def open_topology(name: str) -> Topology:
     RealmError: There is no such slice, or no libtpu that knows it.
   """
   generation, chips = parse_slice(name)
-  _find_library()
-  # The two cores of a v4 chip are one device only where the chip says so.
-  settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
-  name = f"{generation}:{chips}"
-  try:
-    found = topologies.get_topology_desc(name, "tpu", **settings)
-  except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-    raise RealmError(
-      f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]})"
-    ) from error
-  return Topology(name, tuple(found.devices), *_FIGURES[generation])
-
-
-def _find_library() -> None:
-  """Names the library to jax, and what the library needs without a TPU."""
+  # Names the library to jax, and what the library needs without a TPU.
   path = Path(os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBRARY)))
   if not path.is_file():
     raise RealmError(
@@ -91,3 +77,13 @@ def _find_library() -> None:
     os.environ.setdefault(variable, value)
   # jax would look for the chips of a TPU machine, where there is a libtpu.
   jax.config.update("jax_platforms", "cpu")
+  # The two cores of a v4 chip are one device only where the chip says so.
+  settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
+  name = f"{generation}:{chips}"
+  try:
+    found = topologies.get_topology_desc(name, "tpu", **settings)
+  except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+    raise RealmError(
+      f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]})"
+    ) from error
+  return Topology(name, tuple(found.devices), *_FIGURES[generation])

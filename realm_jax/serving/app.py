@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
 from realm_jax.serving.service import RequestError, Service, checked
-from realm_jax.serving.turns import NoTurnError, OfTexts, Turns
+from realm_jax.serving.turns import OfTexts, Turns
 
 _HEADERS = {
   # The page takes nothing from anywhere else, and runs no script of its text.
@@ -114,7 +114,6 @@ class PageApp:
       exception_handlers={
         RealmError: _refused,
         HTTPException: _refused,
-        NoTurnError: _refused,
         Exception: _failed,
       },
       lifespan=self._serving,
@@ -213,7 +212,10 @@ class PageApp:
         "one out"
       )
     name = "topk" if is_of_search_r1 else "k"
-    k, where = _number_of_blocks(name, fields.get(name)), _filter(fields)
+    k, where = fields.get(name), _filter(fields)
+    k = _DEFAULT_BLOCKS if k is None else k
+    if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
+      raise RequestError(f"{name}={k!r}; want 1 to {MAX_BLOCKS}")
     scores = _flag(fields, "return_scores", default=False)
     rerank = _flag(fields, "rerank", default=True)
     given: dict[str, Any] = {"k": k, "where": where, "rerank": rerank}
@@ -327,14 +329,6 @@ def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
   return found
 
 
-def _number_of_blocks(name: str, given: Any) -> int:
-  """Returns how many blocks are wanted for each text; None takes 5."""
-  number = _DEFAULT_BLOCKS if given is None else given
-  if not isinstance(number, int) or not 1 <= number <= MAX_BLOCKS:
-    raise RequestError(f"{name}={given!r}; want 1 to {MAX_BLOCKS}")
-  return number
-
-
 def _texts_of_blocks(blocks: Any) -> dict[str, str]:
   """Returns the texts of blocks by the names of the blocks."""
   try:
@@ -351,8 +345,6 @@ def _texts_of_blocks(blocks: Any) -> dict[str, str]:
 
 async def _refused(request: Request, error: Exception) -> Response:
   del request
-  if isinstance(error, NoTurnError):
-    error = HTTPException(*error.args)
   if isinstance(error, HTTPException):
     return JSONResponse(
       {"error": error.detail}, error.status_code, error.headers

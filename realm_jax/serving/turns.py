@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import anyio.to_thread
+from starlette.exceptions import HTTPException
 
 # Blocks that one turn retrieves for requests that wait together.
 _BLOCKS_PER_TURN = 1 << 15
@@ -18,10 +19,6 @@ _RETRY_SECONDS = 2
 OfTexts = Callable[[Sequence[Any]], Iterable[Any]]
 # Whether the client of a request has gone.
 IsGone = Callable[[], Awaitable[bool]]
-
-
-class NoTurnError(Exception):
-  """A request gets no turn; the arguments are those of an HTTPException."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,10 +83,10 @@ class Turns:
     A turn computes requests that wait under the same key, up to a cost.
 
     Raises:
-      NoTurnError: Too many requests wait, or the client has gone meanwhile.
+      HTTPException: Too many requests wait, or the client has gone meanwhile.
     """
     if len(self) >= self._max_waiting:
-      raise NoTurnError(
+      raise HTTPException(
         503,
         "too many requests wait; try again in a moment",
         {"retry-after": str(_RETRY_SECONDS)},
@@ -108,7 +105,7 @@ class Turns:
           self._waiting.remove(request)
           if not request.result.done():
             # Nobody reads it; logs know the code of nginx.
-            request.result.set_exception(NoTurnError(499, "gone"))
+            request.result.set_exception(HTTPException(499, "gone"))
       if not (turn := self._next()):
         continue
       texts = [text for request in turn for text in request.texts]

@@ -6,8 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
@@ -15,9 +14,12 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
+from jaxtyping import Float, Int
 
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.indexes.ground_truth import measure_recall
+from realm_jax.indexes.exact import measure_recall
 from realm_jax.indexes.protocol import IndexConfig, QueryBatch, Rows, as_config
 from realm_jax.models.components import (
   Retriever,
@@ -30,7 +32,6 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
 from realm_jax.snapshots.embedding import CorpusEmbedder, abstract_retriever
-from realm_jax.snapshots.known_vectors import KnownVectors, known_vectors
 from realm_jax.snapshots.manifest import (
   Manifest,
   SnapshotError,
@@ -88,6 +89,94 @@ class SnapshotConfig:
   def index_config(self) -> IndexConfig:
     """Settings of the index."""
     return as_config(self.index)
+
+
+class KnownVectors(NamedTuple):
+  """Vectors that need not be embedded, for the rows of a corpus.
+
+  They follow from the parameters of a step and the text of a block, and a
+  checkpoint or snapshot has them.
+
+  Attributes:
+    rows: Row of each block among the vectors; `NULL_ROW` for a new block.
+    gather: Function from rows of the vectors to these, in float32.
+    oldest_step: Checkpoint step that the oldest of them was embedded with.
+    base: Snapshot that they are of; None if a checkpoint or an import has
+      them.
+  """
+
+  rows: Int[np.ndarray, " N"]
+  gather: Callable[[np.ndarray], Float[np.ndarray, "n d"]]
+  oldest_step: int
+  base: Manifest | None = None
+
+
+def checkpoint_vectors(
+  checkpoints: CheckpointStore, step: int, corpus: Corpus
+) -> KnownVectors | None:
+  """Returns the vectors of all blocks, if a run kept its rolling index.
+
+  Raises:
+    CheckpointError: They cannot be read.
+  """
+  if not checkpoints.has_vectors_of(step, corpus.fingerprint):
+    if "vectors" in checkpoints.items(step):
+      logging.warning(
+        "checkpoint %d has the vectors of another version of the corpus", step
+      )
+    return None
+  item = checkpoints.restore(step, items=("vectors",))["vectors"]
+  return KnownVectors(
+    rows=np.arange(corpus.num_blocks, dtype=np.int32),
+    gather=lambda rows: item["vectors"][rows].astype(np.float32),
+    oldest_step=int(item["steps"][: corpus.num_blocks].min()),
+  )
+
+
+def known_vectors(
+  store: SnapshotStore,
+  step: int,
+  *,
+  corpus: Corpus,
+  model: str,
+  dtype: str,
+  agreement: Agreement,
+) -> KnownVectors | None:
+  """Returns the vectors of the step's snapshot on another corpus version.
+
+  Then only the blocks that have changed are embedded. The `corpus`, `model` and
+  `dtype` are those of the new snapshot. All processes of the agreement call
+  this, and copy the same vectors.
+  """
+
+  def has_base() -> bool:
+    published = store.version(step) is not None
+    return published and (
+      store.manifest(step).corpus_fingerprint != corpus.fingerprint
+    )
+
+  def opened() -> KnownVectors:
+    base = store.manifest(step)
+    vectors = Embeddings(store.files(base), base)
+    if (base.model, base.dtype) != (model, dtype) or not vectors.paths:
+      raise SnapshotError("it is of another model or dtype")
+    version = corpus.at(base.corpus_version, base.corpus_fingerprint)
+    vectors.map_all()
+    # Vectors follow from the text: a block with another one is another block.
+    hashes = version.content_hashes
+    order = np.argsort(hashes, kind="stable")
+    place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
+    found = order[np.minimum(place, len(hashes) - 1)]
+    is_same = hashes[found] == corpus.content_hashes
+    rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+    return KnownVectors(rows, vectors.gather, base.oldest_step, base)
+
+  try:
+    if agreement.on_process_0("base", has_base):
+      return agreement.on_all_processes("vectors of the base", opened)
+  except (SnapshotError, CorpusError) as error:
+    logging.warning("no vector of snapshot %d is kept: %s", step, error)
+  return None
 
 
 class CompiledTowers:
@@ -255,11 +344,18 @@ def build_snapshot(
     if files.is_copied:
       # A builder that was cut off for long may go on to write to the bucket.
       index_folder += f"-{secrets.token_hex(4)}"
-    recall, report, build_seconds = _build_index(
-      *(towers, params, Embeddings(files, layout)),
-      folder=files.root / index_folder,
-      check=check,
-    )
+    vectors, recall, report = Embeddings(files, layout), {}, {}
+    build_seconds = 0.0
+    if config.index_config.has_files:
+      for_tuning, held_out = towers.queries(params)
+      check()
+      start = time.monotonic()
+      blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
+      index = config.index_config.build(blocks, files.root / index_folder)
+      build_seconds, report = time.monotonic() - start, dict(index.report)
+      check()
+      if not index.has_own_scores:
+        recall = measure_recall(index, vectors, held_out, config.recall_at)
     others = draft.record_others(files.root)
     manifest = Manifest(
       step=step,
@@ -292,35 +388,6 @@ def build_snapshot(
     )
 
   agreement.on_process_0("publication", publish)
-
-
-def _build_index(
-  towers: CompiledTowers,
-  params: Params,
-  vectors: Embeddings,
-  *,
-  folder: Path,
-  check: Callable[[], None],
-) -> tuple[dict[str, float], dict[str, JsonValue], float]:
-  """Writes the index to a new folder, unless it has no files.
-
-  Returns its recall on held-out queries, its report and the seconds of the
-  build.
-  """
-  config = towers.config
-  if not config.index_config.has_files:
-    return {}, {}, 0.0
-  for_tuning, held_out = towers.queries(params)
-  check()
-  start = time.monotonic()
-  blocks = index_blocks(towers.corpus, vectors, queries=for_tuning, check=check)
-  index = config.index_config.build(blocks, folder)
-  build_seconds = time.monotonic() - start
-  check()
-  recall = {}
-  if not index.has_own_scores:
-    recall = measure_recall(index, vectors, held_out, config.recall_at)
-  return recall, dict(index.report), build_seconds
 
 
 def publish_vectors(

@@ -8,16 +8,16 @@ those that the devices compute.
 import collections
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.models.components import Retriever
+from realm_jax.models.components import Components, Retriever
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 
@@ -30,27 +30,12 @@ _MIN_BATCHES = 64
 _MAX_PADDING = 1.05
 
 
-EmbedBlocks = Callable[[Params, jax.Array], jax.Array]
-
-
-def jitted_embedder(
-  embed_blocks: EmbedBlocks, mesh: Mesh
-) -> jax.stages.Wrapped:
-  """Returns `embed_blocks` as `CompiledTowers` compiles it, for each length."""
-  return jax.jit(
-    sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks),
-    out_shardings=sharding.batch_sharding(mesh),
-  )
-
-
 @functools.lru_cache(maxsize=8)
 def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
-  init = functools.partial(
-    retriever.init_parameters, query_length=1, block_length=1
-  )
-  boxed = jax.eval_shape(init, jax.random.key(0))
-  return sharding.abstract_replicated(meta.unbox(boxed), mesh)
+  components = Components({"retriever": retriever})
+  found = components.abstract_parameters(query_length=1, block_length=1)
+  return sharding.abstract_replicated(found["retriever"], mesh)
 
 
 class CorpusEmbedder:
@@ -68,7 +53,7 @@ class CorpusEmbedder:
   def __init__(
     self,
     corpus: Corpus,
-    embed_blocks: EmbedBlocks,
+    embed_blocks: Callable[[Params, jax.Array], jax.Array],
     *,
     dim: int,
     mesh: Mesh,
@@ -83,7 +68,9 @@ class CorpusEmbedder:
     rows = min(rows_per_call or corpus.num_blocks, corpus.num_blocks)
     tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
-    self._embed = jitted_embedder(embed_blocks, mesh)
+    self._embed = sharding.jit_on_mesh(
+      embed_blocks, mesh=mesh, out_shardings=sharding.batch_sharding(mesh)
+    )
     # On TPUs the attention kernel wants multiples of the height of a tile of
     # bfloat16; elsewhere 8 is the width of vector units.
     platform = mesh.devices.flat[0].platform
@@ -117,15 +104,12 @@ class CorpusEmbedder:
       vectors[places] = np.asarray(embedded)[is_row]
       progress.advance(int(is_row.sum()))
 
-    with (
-      Progress("blocks embedded", total=len(rows)) as progress,
-      jax.set_mesh(self._mesh),
-    ):
+    with Progress("blocks embedded", total=len(rows)) as progress:
       for length, batch in self._batches(rows):
         check()
-        tokens = {"block": self._corpus.gather(batch, length)}
+        tokens: Any = self._corpus.gather(batch, length)
         on_devices = sharding.to_devices(tokens, self._mesh)
-        computed.append((batch, self._embed(params, on_devices["block"])))
+        computed.append((batch, self._embed(params, on_devices)))
         if len(computed) > _BATCHES_AHEAD:
           store()
       while computed:

@@ -43,10 +43,11 @@ from realm_jax.settings import (
 )
 from realm_jax.snapshots.build import (
   CompiledTowers,
+  KnownVectors,
   SnapshotConfig,
   build_snapshot,
+  checkpoint_vectors,
 )
-from realm_jax.snapshots.known_vectors import KnownVectors, checkpoint_vectors
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable, require_writable

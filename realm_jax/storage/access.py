@@ -72,7 +72,16 @@ def require_writable(*directories: epath.PathLike | None) -> None:
   require_readable(*directories)
   for directory in filter(None, directories):
     if not is_remote(directory):
-      _require_writable_locally(directory)
+      path = Path(directory).absolute()
+      # The first that exists: the others are made when they are needed.
+      nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+      try:
+        tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
+      except OSError as error:
+        raise StoreAccessError(
+          f"{directory} cannot be written: {nearest} takes no new files "
+          f"({error.strerror}); name another directory"
+        ) from error
       continue
     probe = f"{str(directory).rstrip('/')}/.probe-{secrets.token_hex(8)}"
     with _explaining(f"{directory}: objects there cannot be written"):
@@ -130,16 +139,3 @@ def _explaining(what: str) -> Iterator[None]:
     if (reason := explained(error)) is None:
       raise
     raise type(reason)(f"{what}: {reason}") from error
-
-
-def _require_writable_locally(directory: epath.PathLike) -> None:
-  path = Path(directory).absolute()
-  # The first that exists: the others are made when they are needed.
-  nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
-  try:
-    tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
-  except OSError as error:
-    raise StoreAccessError(
-      f"{directory} cannot be written: {nearest} takes no new files "
-      f"({error.strerror}); name another directory"
-    ) from error

@@ -147,8 +147,11 @@ def random_spans(
   # is random among all unmasked tokens.
   draws = tf.random.stateless_uniform([2, length], tf.random.fold_in(seed, 1))
   anchor = tf.argsort(draws[0])
-  num_words = truncated_geometric(
-    draws[1], stop_probability=stop_probability, maximum=max_words
+  # 1 … max_words, ℓ with probability ∝ p (1 − p)^(ℓ − 1).
+  weights = [(1.0 - stop_probability) ** i for i in range(max_words)]
+  below = [sum(weights[:i]) / sum(weights) for i in range(1, max_words)]
+  num_words = 1 + tf.searchsorted(
+    tf.constant(below, tf.float32), draws[1], side="right"
   )
   budget = _num_masks(length, rate)
 
@@ -211,15 +214,3 @@ def corrupted_spans(
     tf.reshape(tf.stack(parts, axis=1), [-1]),
   )
   return MaskedSentence(token_ids, is_masked[: tf.size(token_ids)])
-
-
-def truncated_geometric(
-  draws: Float[tf.Tensor, " n"], *, stop_probability: float, maximum: int
-) -> Int[tf.Tensor, " n"]:
-  """Maps draws to 1 … maximum, ℓ with probability ∝ p (1 − p)^(ℓ − 1)."""
-  weights = [(1.0 - stop_probability) ** i for i in range(maximum)]
-  total = sum(weights)
-  below = [sum(weights[: i + 1]) / total for i in range(maximum - 1)]
-  return 1 + tf.searchsorted(
-    tf.constant(below, tf.float32), draws, side="right"
-  )

@@ -215,7 +215,14 @@ class CharacterTable:
     values, sizes = self._first[codes], self._sizes[codes]
     if (sizes != 1).any():
       marks = np.flatnonzero(self._is_removed_mark[codes])
-      limits = _with_removed_marks(limits, marks, sizes, bounds)
+      kept = np.where(sizes > 0, np.arange(len(sizes)), -1)
+      last_kept = np.maximum.accumulate(kept)[marks]
+      text = np.searchsorted(bounds, marks, side="right") - 1
+      is_own = last_kept >= bounds[text]
+      # A character ends after the removed marks that follow it. They are in
+      # order, so that the last one decides.
+      limits = limits.copy()
+      limits[last_kept[is_own]] = limits[marks[is_own]]
       ends = np.append(0, np.cumsum(sizes))
       source = np.repeat(np.arange(len(codes)), sizes)
       values, starts, limits = values[source], starts[source], limits[source]
@@ -306,20 +313,3 @@ def byte_positions(text: str) -> Int[np.ndarray, " bounds"]:
   encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
   starts = np.flatnonzero((encoded & 0xC0) != 0x80)
   return np.append(starts, len(encoded))
-
-
-def _with_removed_marks(
-  limits: Int[np.ndarray, " c"],
-  marks: Int[np.ndarray, " m"],
-  sizes: Int[np.ndarray, " c"],
-  bounds: Int[np.ndarray, " bounds"],
-) -> Int[np.ndarray, " c"]:
-  """Returns characters' limits after the removed `marks` that follow them."""
-  kept = np.where(sizes > 0, np.arange(len(sizes)), -1)
-  last_kept = np.maximum.accumulate(kept)[marks]
-  text = np.searchsorted(bounds, marks, side="right") - 1
-  is_own = last_kept >= bounds[text]
-  # Marks are in order, so that the last one of a character decides.
-  limits = limits.copy()
-  limits[last_kept[is_own]] = limits[marks[is_own]]
-  return limits

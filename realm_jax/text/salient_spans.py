@@ -106,19 +106,7 @@ _NUMBER = re.compile(
 )
 
 
-def _capitals() -> str:
-  """Returns the character class of capitals, for regular expressions."""
-  ranges, start = [], None
-  for code in range(0x10000):
-    if chr(code).isupper() or chr(code).istitle():
-      start = code if start is None else start
-    elif start is not None:
-      ranges.append(f"{chr(start)}-{chr(code - 1)}")
-      start = None
-  return f"[{''.join(ranges)}]"
-
-
-_CAPITAL = _capitals()
+_CAPITAL = f"[{''.join(filter(str.istitle, map(chr, range(0x10000))))}]"
 # Abbreviations that precede a name.
 _TITLE = r"(?:Mrs?|Ms|Dr|St|Ste|Prof|Sen|Rep|Gov|Gen|Col|Maj|Capt|Lt|Sgt|Mt|Ft)"
 _WORD = (

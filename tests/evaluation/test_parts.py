@@ -157,7 +157,8 @@ def _write(folder, process, numbered, size):
 
 
 def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
-  folder = epath.Path(tmp_path) / parts.FOLDER / "0"
+  output_dir = epath.Path(tmp_path)
+  folder = output_dir / parts.FOLDER / parts.open_folder(output_dir, {})
   rng = np.random.default_rng(0)
   # Patterns have no F1: here all of a part, and not of all parts.
   every = [
@@ -187,7 +188,8 @@ def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
 
 
 def test_memory_does_not_grow_with_the_lines(tmp_path):
-  folder, text, number = epath.Path(tmp_path) / "a/b", "x" * 4000, 6_000
+  output_dir, text, number = epath.Path(tmp_path), "x" * 4000, 6_000
+  folder = output_dir / parts.FOLDER / parts.open_folder(output_dir, {})
   tracemalloc.start()
   numbered = ((k, line(k, question=text)) for k in range(number))
   made = _write(folder, 0, numbered, 8)

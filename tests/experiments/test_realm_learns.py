@@ -39,7 +39,7 @@ def main() -> None:
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
   demo = Demo(folder, [str(folder / "small.gin")])
-  demo.generate_world()
+  demo.worlds.prepare(demo.folder, demo.worlds.world.seed)
   cloze = demo.train(
     *(ICT, "inverse_cloze"),
     NUM_STEPS=_ICT_STEPS,

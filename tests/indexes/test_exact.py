@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes import exact, exact_search
-from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.ground_truth import measure_recall
+from realm_jax.indexes.exact import ExactConfig, measure_recall
 from realm_jax.indexes.protocol import QueryBatch, SearchResult
 from realm_jax.partitioning.mesh import make_mesh
 
