@@ -6,7 +6,7 @@ Gin files import this module and bind `bert.BertConfig`.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import (
   DropoutRate,
@@ -486,6 +487,32 @@ class MaskedLmHead(nn.Module):
       preferred_element_type=jnp.float32,
     )
     return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+
+
+class BertComponent(nn.Module):
+  """A component that is made of a BERT: see `components.Component`."""
+
+  bert: BertConfig
+
+  @property
+  def num_heads(self) -> int:
+    """Number of attention heads."""
+    return self.bert.num_heads
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters, in Flax's boxes, on a query with a block."""
+    query = jnp.ones((1, query_length), jnp.int32)
+    block = jnp.ones((1, 1, block_length), jnp.int32)
+    return self.init(key, query, block)["params"]
+
+  def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> Self:
+    """Returns the same component for the vocabulary of a corpus."""
+    bert = self.bert.for_vocabulary(
+      vocab_size=vocab_size, separator_id=separator_id
+    )
+    return self.clone(bert=bert)
 
 
 class TokenClassifier(nn.Module):

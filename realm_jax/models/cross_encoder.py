@@ -1,12 +1,10 @@
 """A cross-encoder: BERT reads a query beside a block, and scores the pair."""
 
-import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import AnyArray, sequences
-from realm_jax.models.bert import BertConfig, dense
+from realm_jax.models.bert import BertComponent, dense
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
@@ -17,7 +15,7 @@ from realm_jax.settings import PositiveInt
 RERANKER = "reranker"
 
 
-class CrossEncoder(nn.Module):
+class CrossEncoder(BertComponent):
   """Scores `[CLS] x [SEP] title body [SEP]` (Nogueira and Cho 2019).
 
   It is Hugging Face's `BertForSequenceClassification` with one label, as the
@@ -27,7 +25,6 @@ class CrossEncoder(nn.Module):
     joint_length: Number of tokens of query and block together.
   """
 
-  bert: BertConfig
   joint_length: PositiveInt = 384
 
   def setup(self) -> None:
@@ -36,11 +33,6 @@ class CrossEncoder(nn.Module):
     self.pooler = dense(self.bert, size, ("embed", "embed_out"), "pooler")
     self.classifier = dense(self.bert, 1, ("embed", "label"), "classifier")
     self.dropout = Dropout(self.bert.dropout_rate)
-
-  @property
-  def num_heads(self) -> int:
-    """Number of attention heads."""
-    return self.bert.num_heads
 
   def join(
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
@@ -82,23 +74,6 @@ class CrossEncoder(nn.Module):
     """Returns the scores of padded queries and the blocks of each."""
     pairs = sequences.padded(self.join(query, blocks).token_ids)
     return self.scores(pairs).reshape(blocks.shape[:2])
-
-  def init_parameters(
-    self, key: jax.Array, *, query_length: int, block_length: int
-  ) -> Params:
-    """Initializes the parameters, in Flax's boxes."""
-    query = jnp.ones((1, query_length), jnp.int32)
-    block = jnp.ones((1, 1, block_length), jnp.int32)
-    return self.init(key, query, block)["params"]
-
-  def for_vocabulary(
-    self, *, vocab_size: int, separator_id: int
-  ) -> "CrossEncoder":
-    """Returns this cross-encoder for the vocabulary of a corpus."""
-    bert = self.bert.for_vocabulary(
-      vocab_size=vocab_size, separator_id=separator_id
-    )
-    return self.clone(bert=bert)
 
 
 def score_pairs(

@@ -9,9 +9,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray, sequences
-from realm_jax.models.bert import BertConfig, MaskedLmHead, dense
+from realm_jax.models.bert import (
+  BertComponent,
+  BertConfig,
+  MaskedLmHead,
+  dense,
+)
 from realm_jax.models.packing import TokenSequences, padded_inputs
-from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
 
@@ -112,7 +116,7 @@ class SpanHead(nn.Module):
     )
 
 
-class BertReader(nn.Module):
+class BertReader(BertComponent):
   """BERT over `[CLS] x [SEP] body [SEP]` with a masked-LM and a span head.
 
   Attributes:
@@ -122,7 +126,6 @@ class BertReader(nn.Module):
     max_answer_width: Number of tokens of the longest span.
   """
 
-  bert: BertConfig
   joint_length: PositiveInt = 384
   span_size: PositiveInt = 256
   span_norm_eps: PositiveFloat = 1e-3
@@ -134,11 +137,6 @@ class BertReader(nn.Module):
     self.span_head = SpanHead(
       self.bert, self.span_size, self.span_norm_eps, self.max_answer_width
     )
-
-  @property
-  def num_heads(self) -> int:
-    """Number of attention heads."""
-    return self.bert.num_heads
 
   @property
   def separator_id(self) -> int:
@@ -248,28 +246,13 @@ class BertReader(nn.Module):
     self,
     query: Int[AnyArray, "b q"],
     candidates: Int[AnyArray, "b k l"],
-    mask_positions: Int[AnyArray, "b m"],
+    mask_positions: Int[AnyArray, "b m"] | None = None,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Runs both heads on padded inputs, so that `init` makes all parameters."""
+    if mask_positions is None:
+      mask_positions = jnp.zeros((len(query), 1), jnp.int32)
     return self.masked_lm_and_spans(
       padded_inputs(self.join(query, candidates)),
       mask_positions,
       num_starts=candidates.shape[-1],
     )
-
-  def init_parameters(
-    self, key: jax.Array, *, query_length: int, block_length: int
-  ) -> Params:
-    """Initializes the parameters of both heads, in Flax's boxes."""
-    query = jnp.ones((1, query_length), jnp.int32)
-    block = jnp.ones((1, 1, block_length), jnp.int32)
-    return self.init(key, query, block, query[:, :1])["params"]
-
-  def for_vocabulary(
-    self, *, vocab_size: int, separator_id: int
-  ) -> "BertReader":
-    """Returns this reader for the vocabulary of a corpus."""
-    config = self.bert.for_vocabulary(
-      vocab_size=vocab_size, separator_id=separator_id
-    )
-    return self.clone(bert=config)

@@ -95,7 +95,7 @@ class Tower(nn.Module):
     return nn.with_logical_constraint(pooled, bert.HIDDEN)
 
 
-class BertRetriever(nn.Module):
+class BertRetriever(bert.BertComponent):
   """Embeds queries and blocks so that f(x, z) is their inner product.
 
   Attributes:
@@ -115,7 +115,6 @@ class BertRetriever(nn.Module):
     token_types: Whether tokens after the first [SEP] are of type 1.
   """
 
-  bert: BertConfig
   shared_towers: bool = True
   pooling: str = "pooler"
   projection_size: PositiveInt | None = 128
@@ -147,11 +146,6 @@ class BertRetriever(nn.Module):
     else:
       self.query_tower = tower(name="query_tower")
       self.block_tower = tower(name="block_tower")
-
-  @property
-  def num_heads(self) -> int:
-    """Number of attention heads."""
-    return self.bert.num_heads
 
   @property
   def vector_size(self) -> int:
@@ -197,23 +191,6 @@ class BertRetriever(nn.Module):
   ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
     """Embeds both sides, so that `init` makes every parameter."""
     return self.embed_queries(query), self.embed_blocks(block)
-
-  def init_parameters(
-    self, key: jax.Array, *, query_length: int, block_length: int
-  ) -> Params:
-    """Initializes the parameters of both towers, in Flax's boxes."""
-    query = jnp.ones((1, query_length), jnp.int32)
-    block = jnp.ones((1, 1, block_length), jnp.int32)
-    return self.init(key, query, block)["params"]
-
-  def for_vocabulary(
-    self, *, vocab_size: int, separator_id: int
-  ) -> "BertRetriever":
-    """Returns this retriever for the vocabulary of a corpus."""
-    config = self.bert.for_vocabulary(
-      vocab_size=vocab_size, separator_id=separator_id
-    )
-    return self.clone(bert=config)
 
 
 def _embed(
