@@ -8,6 +8,7 @@ until it ends, so that their order stays the same.
 """
 
 import contextlib
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -196,6 +197,8 @@ class Checkpointer:
   that waits for snapshots of certain steps has no use for other checkpoints,
   and one of several processes cannot save again, because orbax keeps the others
   in a barrier for up to ten minutes.
+
+  The components of `required` must not start from random values.
   """
 
   def __init__(
@@ -205,8 +208,10 @@ class Checkpointer:
     config: CheckpointConfig,
     *,
     max_failures: int = 3,
+    required: Collection[str] = (),
   ):
     self._store = store
+    self._required = required
     self._max_failures = max_failures
     self._vocabulary = str(identity["vocabulary"])
     self._reader_vocabulary = str(identity.get(READER_VOCABULARY, ""))
@@ -269,6 +274,11 @@ class Checkpointer:
   def _load_component(self, name: str, fresh: Params) -> Params:
     source = self._config.source_of(name)
     if source is None:
+      if name in self._required:
+        raise CheckpointError(
+          f"the {name} is not trained here; give a run or an import that has "
+          "one as INITIAL_CHECKPOINT"
+        )
       return fresh
     store, step = locate(source)
     with contextlib.closing(store):
@@ -280,7 +290,8 @@ class Checkpointer:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}
         return store.restore(step, items=(name,), like=like)[name]
-    if not present or (name == "reader" and self._config.initial_reader):
+    is_named = name == "reader" and self._config.initial_reader
+    if not present or is_named or name in self._required:
       raise CheckpointError(
         f"checkpoint {step} of {source} has no {name}, only {sorted(present)}; "
         "give another as INITIAL_CHECKPOINT or INITIAL_READER"

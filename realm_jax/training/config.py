@@ -187,9 +187,10 @@ class TrainConfig:
   def __post_init__(self) -> None:
     require_valid(self)
     retrieval = self.stage.retrieval
-    if self.stage.frozen and self.optimizer.freeze_retriever_steps:
+    trained = {*self.stage.components} - {*self.stage.frozen, "retriever"}
+    if not trained and self.optimizer.freeze_retriever_steps:
       raise RealmError(
-        "with FREEZE_READER, nothing would be trained in the first "
+        "only the retriever is trained, and nothing would be in the first "
         f"{self.optimizer.freeze_retriever_steps} steps; set "
         "FREEZE_RETRIEVER_STEPS = 0"
       )

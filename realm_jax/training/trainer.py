@@ -11,6 +11,7 @@ from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_signal
 from realm_jax.inputs.batches import stream_batches
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
@@ -98,7 +99,9 @@ def open_run(
     stack.callback(store.close)
     saves_once = config.refresh.wait_for_snapshots or loop.count > 1
     checkpoints = Checkpointer(
-      *(store, setup.identity, sources), max_failures=0 if saves_once else 3
+      *(store, setup.identity, sources),
+      max_failures=0 if saves_once else 3,
+      required={RERANKER} & {*config.stage.frozen},
     )
     state, loop_state = checkpoints.initialize_or_restore(
       create_state(

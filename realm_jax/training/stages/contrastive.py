@@ -90,9 +90,12 @@ class Contrastive(Stage):
   negative_margin: NonNegativeFloat | None = None
   symmetric: bool = False
   vector_sizes: Sequence[int] = ()
-  components = ("retriever",)
   evaluation = "gin/runs/eval_retrieval.gin"
   compares = True
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever",)
 
   @property
   def retrieval(self) -> Retrieval | None:

@@ -35,8 +35,11 @@ class Reranking(Contrastive):
   """
 
   ranking: Ranking = "listwise"
-  components = ("retriever", RERANKER)
   compares = False
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", RERANKER)
 
   @property
   def frozen(self) -> tuple[str, ...]:
@@ -74,7 +77,10 @@ class Distilled(Contrastive):
   distillation: Distillation = "kl"
   distillation_weight: NonNegativeFloat = 1.0
   teacher_temperature: PositiveFloat = 1.0
-  components = ("retriever", RERANKER)
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", RERANKER)
 
   @property
   def frozen(self) -> tuple[str, ...]:
