@@ -143,13 +143,14 @@ class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    positions: Positions in the data at which the rows of this process go on.
+    positions: Positions in the data at which the rows of this process go on,
+      of each stage where there are several.
     next_steps: Records of the next steps, in their order; the first names the
       snapshot in use. A run without snapshots has none.
     indexed_corpus: SHA-256 of the corpus version of a run's rolling index.
   """
 
-  positions: Int64[np.ndarray, " b"]
+  positions: Int64[np.ndarray, "b *s"]
   next_steps: tuple[StepRecord, ...] = ()
   indexed_corpus: str | None = None
 

@@ -208,6 +208,11 @@ class Stage(abc.ABC):
     return ()
 
   @property
+  def trained(self) -> set[str]:
+    """The components that it trains."""
+    return {*self.components} - {*self.frozen}
+
+  @property
   def retrieval(self) -> Retrieval | None:
     return None
 
