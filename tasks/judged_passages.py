@@ -3,6 +3,8 @@
 judged_passages   a query, a relevant passage and passages that are not, from
                   files of DPR's or Tevatron's form, triples of MS MARCO, or
                   a folder of BEIR (realm_jax/inputs/judged_passages.py)
+scored_passages   the same of files that give each passage the score of a
+                  teacher
 """
 
 from collections.abc import Mapping
@@ -30,7 +32,8 @@ def choose_passages(
   Each epoch draws another relevant passage and other negatives. Passages are
   laid out as the blocks of a corpus are, `[CLS] title [SEP] text [SEP]`, and
   lose their ends if they are longer. `source_hash` has the content hashes of
-  the relevant passages, the chosen one first.
+  the relevant passages, the chosen one first. If the records have scores,
+  `negative_scores` has those of the negatives less that of `block`.
   """
   words = wordpieces()
   query_length = feature_length("query", sequence_length)
@@ -51,6 +54,7 @@ def choose_passages(
     texts: np.ndarray,
     num_positives: np.int32,
     seed: np.ndarray,
+    scores: np.ndarray,
   ) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed.view(np.uint32))
     positives = rng.permutation(num_positives)[:num_known]
@@ -78,16 +82,19 @@ def choose_passages(
       padded[1:],
       hashes(positives),
       hashes(negatives),
+      (scores[negatives] - scores[positives[0]]) if len(scores) else scores,
     )
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     names = ("query", "titles", "texts", "num_positives", "seed")
-    types = [tf.int32, tf.int32, tf.int32, tf.int64, tf.int64]
+    types = [tf.int32, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32]
     given = [record[name] for name in names]
-    query, block, negatives, sources, hashes = tf.numpy_function(
+    given.append(record.get("scores", tf.zeros(0)))
+    query, block, negatives, sources, hashes, scores = tf.numpy_function(
       choose, given, types, stateful=False
     )
-    return {
+    scored = {"negative_scores": tf.ensure_shape(scores, [None])}
+    return (scored if "scores" in record else {}) | {
       "position": record["position"],
       "query": tf.ensure_shape(query, [None]),
       "block": tf.ensure_shape(block, [None]),
@@ -101,15 +108,26 @@ def choose_passages(
   return records.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+_FEATURES = {
+  "query": token_feature(),
+  "block": token_feature(),
+  "negatives": plain_feature(tf.int32, rank=2),
+  "source_hash": plain_feature(tf.int64, rank=1),
+  "negative_hashes": plain_feature(tf.int64, rank=1),
+}
+
 seqio.TaskRegistry.add(
   "judged_passages",
   source=JudgedSource(),
   preprocessors=[choose_passages],
+  output_features=_FEATURES,
+)
+seqio.TaskRegistry.add(
+  "scored_passages",
+  source=JudgedSource(has_scores=True),
+  preprocessors=[choose_passages],
   output_features={
-    "query": token_feature(),
-    "block": token_feature(),
-    "negatives": plain_feature(tf.int32, rank=2),
-    "source_hash": plain_feature(tf.int64, rank=1),
-    "negative_hashes": plain_feature(tf.int64, rank=1),
+    **_FEATURES,
+    "negative_scores": plain_feature(tf.float32, rank=1),
   },
 )

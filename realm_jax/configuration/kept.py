@@ -49,6 +49,7 @@ _MAX_BYTES = 1 << 20
 _CONFIG = "realm_jax.training.config"
 _STAGES = "realm_jax.training.stages"
 _OWN = {
+  "auxiliary": f"{_CONFIG}:AuxiliaryStage",
   "bert": "realm_jax.models.bert:BertConfig",
   "checkpoints": f"{_CONFIG}:CheckpointConfig",
   "contrastive": f"{_STAGES}.contrastive:Contrastive",

@@ -13,8 +13,15 @@ A passage is a text, or an object with a `text` and perhaps a `title`. A file
 that ends in .tsv has triples, as MS MARCO's: a query, a relevant passage and
 one that is not, between tabs. A folder is in BEIR's format: its qrels name
 documents of its corpus.jsonl, of which those of grade 0 are not relevant.
+
+A line of JSON may have the scores that a teacher gave its passages: as `score`
+of each passage; in `pos_scores` and `neg_scores` (FlagEmbedding); or under
+`scores`, `score`, `labels` or `label` a number for each passage, the relevant
+ones first, or for each that is not relevant how much lower its score is than
+the relevant one's (the margins of sentence-transformers' MarginMSELoss).
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +50,7 @@ _WANTED = (
   '"negative_passages": […]}, or another form of realm_jax/inputs/'
   "judged_passages.py"
 )
+_SCORES = ("scores", "score", "labels", "label")
 # Lines that are read at the start, so that a wrong file is known then.
 _CHECKED_LINES = 1000
 
@@ -61,12 +69,14 @@ class Judged(NamedTuple):
     positives: Passages that are relevant, at least one.
     negatives: Passages that are not.
     answers: Texts by which further relevant passages are known, if any.
+    scores: Scores of the positives, then of the negatives, if they were read.
   """
 
   query: str
   positives: Sequence[Passage]
   negatives: Sequence[Passage] = ()
   answers: Sequence[str] = ()
+  scores: Sequence[float] = ()
 
 
 def read_judged(line: bytes) -> Judged:
@@ -88,12 +98,54 @@ def read_judged(line: bytes) -> Judged:
   return Judged(query, positives, negatives, answers)
 
 
+def read_scored(line: bytes) -> Judged:
+  """Reads a line of JSON whose passages have the scores of a teacher.
+
+  Scores that are given as margins are relative to the relevant passage's.
+
+  Raises:
+    RealmError: It is in none of the forms above, or a passage has no score.
+  """
+  judged, fields = read_judged(line), read_object(line)
+  num_positives, num_negatives = map(len, (judged.positives, judged.negatives))
+  given = next((fields[n] for n in _SCORES if fields.get(n) is not None), None)
+  if given is None and "pos_scores" in fields:
+    given = [
+      *_listed(fields["pos_scores"]),
+      *_listed(fields.get("neg_scores", [])),
+    ]
+  if given is None:
+    own = [_listed(_first(fields, names)) for names in (_POSITIVES, _NEGATIVES)]
+    passages = [one for part in own for one in part if one is not None]
+    given = [p.get("score") if isinstance(p, dict) else None for p in passages]
+  scores = _listed(given)
+  for one in scores:
+    is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
+    if not is_number or not math.isfinite(one):
+      raise RealmError(
+        f"the score of a passage is {one!r:.80}; want a number, as `score` of "
+        "each passage or in the list `scores`"
+      )
+  if num_positives == 1 and len(scores) == num_negatives:
+    scores = [0.0, *(-margin for margin in scores)]
+  if len(scores) != num_positives + num_negatives:
+    raise RealmError(
+      f"it has {len(scores)} scores for {num_positives} relevant passages and "
+      f"{num_negatives} others; want one for each"
+    )
+  return judged._replace(scores=scores)
+
+
+def _listed(value: Any) -> list[Any]:
+  return value if isinstance(value, list) else [value]
+
+
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
   return next((fields[name] for name in names if fields.get(name)), None)
 
 
 def _texts(value: Any, name: str) -> list[str]:
-  values = value if isinstance(value, list) else [value]
+  values = _listed(value)
   for one in values:
     if one is not None and not isinstance(one, str):
       raise RealmError(f"{name} is {one!r:.80}, not a text")
@@ -102,9 +154,8 @@ def _texts(value: Any, name: str) -> list[str]:
 
 
 def _passages(value: Any, name: str) -> list[Passage]:
-  values = value if isinstance(value, list) else [value]
   found = []
-  for one in values:
+  for one in _listed(value):
     fields = one if isinstance(one, dict) else {"text": one}
     title, text = fields.get("title") or "", fields.get("text")
     if one is None:
@@ -133,9 +184,11 @@ def _read_triple(line: bytes) -> Judged:
 class _Lines:
   """The judged queries of a file, a line each."""
 
-  def __init__(self, path: epath.Path):
+  def __init__(self, path: epath.Path, *, has_scores: bool = False):
     self._path, self._lines = path, IndexedLines(path)
     self._read = _read_triple if path.suffix == ".tsv" else read_judged
+    if has_scores:
+      self._read = read_scored
     for number in range(min(len(self), _CHECKED_LINES)):
       _ = self[number]
 
@@ -201,15 +254,18 @@ class _BeirFolder:
 class JudgedRecords:
   """Judged queries as records: texts, whose first passages are relevant."""
 
-  def __init__(self, queries: _Lines | _BeirFolder):
-    self._queries = queries
+  def __init__(
+    self, queries: _Lines | _BeirFolder, *, has_scores: bool = False
+  ):
+    self._queries, self._has_scores = queries, has_scores
 
   @property
   def spec(self) -> Mapping[str, Any]:
     """The types and shapes of a record, for tf.data."""
     import tensorflow as tf
 
-    return {
+    scores = {"scores": tf.TensorSpec((None,), tf.float32)}
+    return (scores if self._has_scores else {}) | {
       "query": tf.TensorSpec((), tf.string),
       "titles": tf.TensorSpec((None,), tf.string),
       "texts": tf.TensorSpec((None,), tf.string),
@@ -224,7 +280,8 @@ class JudgedRecords:
     """Reads queries by their numbers."""
     found = [self._queries[index] for index in indices.tolist()]
     passages = [[*one.positives, *one.negatives] for one in found]
-    return {
+    scores = {"scores": [np.array(one.scores, np.float32) for one in found]}
+    return (scores if self._has_scores else {}) | {
       "query": [one.query.encode() for one in found],
       "titles": [_encoded(p.title for p in own) for own in passages],
       "texts": [_encoded(p.text for p in own) for own in passages],
@@ -238,10 +295,14 @@ def _encoded(texts: Any) -> np.ndarray:
 
 
 class JudgedSource(RandomAccessSource):
-  """The judged queries of the run's files or folders, one for each split."""
+  """The judged queries of the run's files or folders, one for each split.
 
-  def __init__(self):
+  With `has_scores`, they are files of JSON that have a score for each passage.
+  """
+
+  def __init__(self, *, has_scores: bool = False):
     super().__init__(splits=(), caching_permitted=False)
+    self._has_scores = has_scores
 
   def __str__(self) -> str:
     return f"the judged passages {dict(current_context().question_files)}"
@@ -257,11 +318,13 @@ class JudgedSource(RandomAccessSource):
       TaskError: There is none, or a line of it is in none of the forms.
     """
     path = epath.Path(current_context().question_files[split])
+    if self._has_scores and (path.is_dir() or path.suffix == ".tsv"):
+      raise TaskError(f"{path} has no scores of passages; want JSON Lines")
     if path.is_dir():
       return JudgedRecords(_BeirFolder(path, split))
     if not path.exists():
       raise TaskError(f"there is no file {os.fspath(path)}; {_WANTED}")
-    queries = _Lines(path)
+    queries = _Lines(path, has_scores=self._has_scores)
     if not len(queries):
       raise TaskError(f"{path} is empty; {_WANTED}")
-    return JudgedRecords(queries)
+    return JudgedRecords(queries, has_scores=self._has_scores)

@@ -51,7 +51,9 @@ class _InFlight:
   """A step whose batch is being prepared.
 
   Attributes:
-    positions: Positions of its examples in the data.
+    stage: Number of the stage whose step it is; 0 is the main one.
+    positions: Positions of its examples in the data, and of the next ones of
+      other stages.
     searches: Number of searches that have begun.
     retrieved: Blocks that the last of them has found; the result is None where
       nothing is retrieved, or the step searches.
@@ -60,8 +62,9 @@ class _InFlight:
   """
 
   step: int
+  stage: int
   examples: Batch
-  positions: Int64[np.ndarray, " b"]
+  positions: Int64[np.ndarray, "b *s"]
   snapshot: Snapshot | None
   searches: int = 0
   retrieved: Future[SearchResult | None] = dataclasses.field(init=False)
@@ -124,6 +127,7 @@ class BatchPipeline:
   ):
     config = setup.config
     self._setup = setup
+    # The main stage, which alone retrieves.
     self._stage = config.stage
     self._searches_in_step = config.retrieve_on_device
     self._examples = examples
@@ -177,7 +181,8 @@ class BatchPipeline:
     prepared = entry.prepared.result()
     if self._schedule is not None and entry.snapshot is not None:
       self._schedule.was_searched(entry.snapshot)
-    prepared = self._with_vectors(prepared, entry.snapshot)
+    if not entry.stage:
+      prepared = self._with_vectors(prepared, entry.snapshot)
     self._begin_until(step + 1 + self._depth, params, prepared.agreed)
     return prepared
 
@@ -210,14 +215,14 @@ class BatchPipeline:
     if self._schedule is not None:
       used = None if recorded is None else recorded.snapshot
       snapshot = self._schedule.at(step, recorded=used, agreed=agreed)
-    examples = next(self._examples)
-    entry = _InFlight(step, examples, self._positions, snapshot)
+    examples, stage = next(self._examples), self._setup.config.stage_of(step)
+    entry = _InFlight(step, stage, examples, self._positions, snapshot)
     self._positions = examples.next_positions
     known = self._recorded_blocks(recorded, snapshot)
     if known is not None:
       assert recorded is not None
       self._retrieve(entry, recorded.searches, lambda: known)
-    elif snapshot is None or self._searches_in_step:
+    elif snapshot is None or self._searches_in_step or stage:
       self._retrieve(entry, self._stage.num_searches, lambda: None)
     else:
       search = self._search(examples.arrays["query"], snapshot, params)
@@ -328,7 +333,8 @@ class BatchPipeline:
     context = self._context(snapshot)
     retrieved = entry.retrieved.result()
     start = time.perf_counter()
-    batch, metrics = self._stage.features(entry.examples, retrieved, context)
+    stage = setup.config.stages[entry.stage]
+    batch, metrics = stage.features(entry.examples, retrieved, context)
     if snapshot is not None:
       metrics["staleness_steps"] = entry.step - snapshot.oldest_step
       metrics["snapshot"] = snapshot.step
@@ -347,9 +353,9 @@ class BatchPipeline:
     if retrieved is not None:
       entry.metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
     searched = None
-    if isinstance(snapshot, DeviceSnapshot):
+    if isinstance(snapshot, DeviceSnapshot) and not entry.stage:
       searched = snapshot.searched
-    elif self._rolling_index is not None:
+    elif self._rolling_index is not None and not entry.stage:
       searched = self._rolling_index.searched
     return Prepared(
       placed,

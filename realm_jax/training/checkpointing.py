@@ -8,6 +8,7 @@ until it ends, so that their order stays the same.
 """
 
 import contextlib
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -142,13 +143,14 @@ class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    positions: Positions in the data at which the rows of this process go on.
+    positions: Positions in the data at which the rows of this process go on,
+      of each stage where there are several.
     next_steps: Records of the next steps, in their order; the first names the
       snapshot in use. A run without snapshots has none.
     indexed_corpus: SHA-256 of the corpus version of a run's rolling index.
   """
 
-  positions: Int64[np.ndarray, " b"]
+  positions: Int64[np.ndarray, "b *s"]
   next_steps: tuple[StepRecord, ...] = ()
   indexed_corpus: str | None = None
 
@@ -196,6 +198,8 @@ class Checkpointer:
   that waits for snapshots of certain steps has no use for other checkpoints,
   and one of several processes cannot save again, because orbax keeps the others
   in a barrier for up to ten minutes.
+
+  The components of `required` must not start from random values.
   """
 
   def __init__(
@@ -205,8 +209,10 @@ class Checkpointer:
     config: CheckpointConfig,
     *,
     max_failures: int = 3,
+    required: Collection[str] = (),
   ):
     self._store = store
+    self._required = required
     self._max_failures = max_failures
     self._vocabulary = str(identity["vocabulary"])
     self._reader_vocabulary = str(identity.get(READER_VOCABULARY, ""))
@@ -269,6 +275,11 @@ class Checkpointer:
   def _load_component(self, name: str, fresh: Params) -> Params:
     source = self._config.source_of(name)
     if source is None:
+      if name in self._required:
+        raise CheckpointError(
+          f"the {name} is not trained here; give a run or an import that has "
+          "one as INITIAL_CHECKPOINT"
+        )
       return fresh
     store, step = locate(source)
     with contextlib.closing(store):
@@ -280,7 +291,8 @@ class Checkpointer:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}
         return store.restore(step, items=(name,), like=like)[name]
-    if not present or (name == "reader" and self._config.initial_reader):
+    is_named = name == "reader" and self._config.initial_reader
+    if not present or is_named or name in self._required:
       raise CheckpointError(
         f"checkpoint {step} of {source} has no {name}, only {sorted(present)}; "
         "give another as INITIAL_CHECKPOINT or INITIAL_READER"

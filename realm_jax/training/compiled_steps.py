@@ -5,7 +5,8 @@ Above all, these are the steps of the run, compiled ahead of time.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.search_in_step import SearchInStep
-from realm_jax.training.stages.stage import ExampleArrays, StepBatch
+from realm_jax.training.stages.stage import ExampleArrays, Stage, StepBatch
 from realm_jax.training.state import Metrics, TrainState
 from realm_jax.training.step import TrainStep
 
@@ -41,6 +42,7 @@ class StepSetup:
   Attributes:
     components: Modules for the vocabulary of the corpus.
     num_blocks: Number of blocks of the corpus that is searched.
+    number: Number of the stage among `config.stages`.
 
   Raises:
     ValueError: The configuration does not fit the devices, or the corpus has
@@ -51,6 +53,7 @@ class StepSetup:
   mesh: Mesh
   components: Components
   num_blocks: int
+  number: int = dataclasses.field(default=0, kw_only=True)
 
   def __post_init__(self) -> None:
     # Devices may be able to share the columns of heads, and not the heads. Of
@@ -66,19 +69,29 @@ class StepSetup:
     # They are found now, so that an error comes before anything is opened.
     _ = self.num_searched, self.own_rows
 
+  @property
+  def stage(self) -> Stage:
+    """Stage whose steps these are."""
+    return self.config.stages[self.number]
+
+  @property
+  def searches_in_step(self) -> bool:
+    """Whether its step itself retrieves."""
+    return self.config.retrieve_on_device and not self.number
+
   @functools.cached_property
   def num_searched(self) -> int:
     """Number of blocks that are searched for each query."""
     return self._num_searched(self.num_blocks)
 
   def _num_searched(self, num_blocks: int) -> int:
-    retrieval = self.config.stage.retrieval
+    retrieval = self.stage.retrieval
     return 0 if retrieval is None else retrieval.num_searched(num_blocks)
 
   @property
   def text_reader(self) -> TextReader | None:
     """Reader of passages, if the stage's is one."""
-    if self.config.stage.reads_passages:
+    if self.stage.reads_passages:
       return self.components.text_reader
     return None
 
@@ -92,22 +105,28 @@ class StepSetup:
 
   @property
   def init(self) -> Callable[[jax.Array], Params]:
-    """Function that initializes the parameters, in flax's boxes, from a key."""
-    stage, data = self.config.stage, self.config.data
+    """Function that initializes the parameters, in flax's boxes, from a key.
+
+    They are of all stages of the run.
+    """
+    data = self.config.data
     lengths = data.query_length, data.block_length
     return sharding.shared_partial(
-      type(stage).init, stage, self.components, *lengths
+      _initial, self.config.stages, self.components, *lengths
     )
 
   @property
   def optimizer(self) -> optax.GradientTransformation:
-    """Optimizer of the run."""
+    """Optimizer of the run, of what any of its stages trains."""
     config = self.config
+    of_stages = [stage.components for stage in config.stages]
+    components = tuple(dict.fromkeys(itertools.chain(*of_stages)))
+    trained = {name for stage in config.stages for name in stage.trained}
     return make_optimizer(
       config.optimizer,
       num_steps=config.num_steps,
-      components=config.stage.components,
-      frozen=config.stage.frozen,
+      components=components,
+      frozen=tuple(name for name in components if name not in trained),
     )
 
   def blocks_of_device(self, at_once: int) -> int:
@@ -118,7 +137,7 @@ class StepSetup:
 
   def empty_arrays(self) -> ExampleArrays:
     """Returns padding, from which a stage makes a global batch."""
-    data, stage = self.config.data, self.config.stage
+    data, stage = self.config.data, self.stage
     shape = (data.batch_size, stage.num_candidates, data.block_length)
     return ExampleArrays(
       components=self.components,
@@ -134,8 +153,8 @@ class StepSetup:
     If the step searches, the batch has no candidates.
     """
     placed = sharding.batch_sharding(self.mesh)
-    batch = self.config.stage.dummy_batch(self.empty_arrays())
-    if self.config.retrieve_on_device:
+    batch = self.stage.dummy_batch(self.empty_arrays())
+    if self.searches_in_step:
       words = np.zeros((self.config.data.batch_size, 2), np.uint32)
       batch = batch._replace(candidates=None, source_hash=words)
     return jax.tree.map(
@@ -155,7 +174,7 @@ class StepSetup:
     if not config.pack:
       return layout
     counts = choose_bin_counts(
-      config.stage,
+      self.stage,
       self.components,
       self.empty_arrays(),
       corpus,
@@ -270,11 +289,11 @@ class CompiledSteps:
     self._layout = layout
     config = setup.config
     self._search: SearchInStep | None = None
-    if config.retrieve_on_device:
-      assert config.stage.retrieval is not None
+    if setup.searches_in_step:
+      assert setup.stage.retrieval is not None
       self._search = SearchInStep(
         setup.components.retriever,
-        config.stage.retrieval,
+        setup.stage.retrieval,
         setup.mesh,
         setup.blocks_of_device(config.refresh.blocks_per_step),
         0 if setup.text_reader is None else setup.text_reader.input_length,
@@ -303,9 +322,14 @@ class CompiledSteps:
     shardings = jax.tree.map(lambda array: array.sharding, state)
     freeze_steps = config.optimizer.freeze_retriever_steps
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
+    untouched: tuple[str, ...] = ()
+    if config.auxiliary:
+      trained = setup.stage.trained
+      untouched = tuple(name for name in state.params if name not in trained)
+    names = ["", *(f"{one.name}/" for one in config.auxiliary)]
     for frozen in sorted(modes):
       train_step = TrainStep(
-        config.stage,
+        setup.stage,
         setup.components,
         self._layout,
         setup.optimizer,
@@ -313,6 +337,8 @@ class CompiledSteps:
         search=self._search,
         num_microbatches=config.num_microbatches,
         frozen=(*config.optimizer.frozen, *(["retriever"] if frozen else [])),
+        untouched=untouched,
+        prefix=names[setup.number],
       )
       step = jax.jit(
         sharding.under(config.mesh.all_axis_rules, train_step),
@@ -336,6 +362,20 @@ class CompiledSteps:
     # A copy from the host that nobody has asked for is an error.
     with jax.transfer_guard("disallow"):
       return self.programs[key](state, batch, searched)
+
+
+def _initial(
+  stages: Sequence[Stage],
+  components: Components,
+  query_length: int,
+  block_length: int,
+  key: jax.Array,
+) -> Params:
+  """Initializes what any stage has, as the first of them does."""
+  params: Params = {}
+  for stage in stages:
+    params = stage.init(components, query_length, block_length, key) | params
+  return params
 
 
 def _shapes(searched: Any) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -131,6 +132,45 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AuxiliaryStage:
+  """A stage that takes some steps of a run from its main one.
+
+  Whose turn a step is follows from the seed and the step alone, and each stage
+  has its own stream of examples, whose position checkpoints keep: so a resumed
+  run repeats both. A step is one stage's, rather than a sum of all losses,
+  because each keeps the batch, the in-batch negatives and the program that it
+  has by itself. All share one state and one optimizer. What a step's stage does
+  not train keeps its values and moments, so no step decays another's. Only the
+  main stage may search, so that all that an index needs stays as it was.
+
+  Attributes:
+    name: Name before its metrics, as in `judged/loss`.
+    stage: What its steps train. It retrieves nothing.
+    share: Share of the steps that it takes, on average.
+    task, split, question_files, other_lengths: Its data, as `DataConfig` has
+      them; seed, batch size and the other lengths are the run's.
+  """
+
+  name: str
+  stage: Stage
+  share: Annotated[float, Range(above=0, below=1)]
+  task: str
+  split: str = "train"
+  question_files: Mapping[str, epath.PathLike] = dataclasses.field(
+    default_factory=dict
+  )
+  other_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    if self.stage.retrieval is not None or self.stage.needs_answers:
+      raise RealmError(
+        f"the auxiliary stage {self.name!r} retrieves blocks, which only STAGE "
+        "may; make it STAGE, or have it retrieve none (NUM_HARD_NEGATIVES = 0)"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
   """One training run of one stage.
 
@@ -159,6 +199,7 @@ class TrainConfig:
     steps_ahead: Number of steps whose batches are in preparation while a step
       computes. More of them hide a search that takes several steps, and
       `current_queries` are then as many steps old.
+    auxiliary: Stages that take some of the steps.
   """
 
   model_dir: epath.PathLike
@@ -183,13 +224,15 @@ class TrainConfig:
     "tensorboard",
   )
   steps_ahead: PositiveInt = 1
+  auxiliary: Sequence[AuxiliaryStage] = ()
 
   def __post_init__(self) -> None:
     require_valid(self)
     retrieval = self.stage.retrieval
-    if self.stage.frozen and self.optimizer.freeze_retriever_steps:
+    others = self.stage.trained - {"retriever"}
+    if not others and self.optimizer.freeze_retriever_steps:
       raise RealmError(
-        "with FREEZE_READER, nothing would be trained in the first "
+        "only the retriever is trained, and nothing would be in the first "
         f"{self.optimizer.freeze_retriever_steps} steps; set "
         "FREEZE_RETRIEVER_STEPS = 0"
       )
@@ -213,6 +256,12 @@ class TrainConfig:
       raise RealmError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "
         "that it began with: leave DataConfig.corpus_version out"
+      )
+    shares = [one.share for one in self.auxiliary]
+    if sum(shares) >= 1 or (shares and self.steps_ahead > 1):
+      raise RealmError(
+        f"auxiliary stages take {shares} of the steps, with STEPS_AHEAD="
+        f"{self.steps_ahead}; leave some to STAGE, and set STEPS_AHEAD = 1"
       )
     lag, kept = self.refresh.lag_steps, self.checkpoints
     if self.refresh_every_steps % kept.save_every_steps:
@@ -240,6 +289,27 @@ class TrainConfig:
         lag,
         self.num_steps,
       )
+
+  @property
+  def stages(self) -> tuple[Stage, ...]:
+    """The main stage, then those that are auxiliary."""
+    return (self.stage, *(one.stage for one in self.auxiliary))
+
+  def stage_of(self, step: int) -> int:
+    """Returns the number among `stages` of the one that takes a step."""
+    drawn = np.random.default_rng((self.data.seed, step)).random()
+    limits = np.cumsum([one.share for one in self.auxiliary])
+    place = int(np.searchsorted(limits, drawn, side="right"))
+    return (place + 1) % len(self.stages)
+
+  def data_of(self, number: int) -> DataConfig:
+    """Returns the data of one of `stages`."""
+    if not number:
+      return self.data
+    own = self.auxiliary[number - 1]
+    names = "task", "split", "question_files", "other_lengths"
+    changes = {name: getattr(own, name) for name in names}
+    return dataclasses.replace(self.data, **changes)
 
   @property
   def all_components(self) -> Components:

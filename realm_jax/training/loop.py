@@ -25,7 +25,6 @@ from absl import logging
 from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
 from realm_jax.training.index_schedule import WaitPreemptedError
@@ -46,7 +45,7 @@ class TrainResult:
 class OpenRun:
   """The opened parts of a run."""
 
-  step_function: CompiledSteps
+  step_function: Callable[..., tuple[TrainState, Metrics]]
   batches: BatchPipeline
   checkpoints: Checkpointer
   decisions: Decisions

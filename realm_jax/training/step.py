@@ -47,6 +47,9 @@ class TrainStep:
       batch.
     frozen: Components, or towers of one, that this step does not train, though
       it has dropout in them. Those that the stage freezes have none.
+    untouched: Components that other stages train: their values and moments stay
+      as they are.
+    prefix: Text before the names of the stage's metrics.
   """
 
   stage: Stage
@@ -57,6 +60,8 @@ class TrainStep:
   search: SearchInStep | None = None
   num_microbatches: int = 1
   frozen: tuple[str, ...] = ()
+  untouched: tuple[str, ...] = ()
+  prefix: str = ""
   # Name of its program in jax's logs and profiles.
   __name__ = "train_step"
 
@@ -77,6 +82,9 @@ class TrainStep:
       gradient, state.optimizer, state.params
     )
     params = cast(Params, optax.apply_updates(state.params, updates))
+    params = self._touched(state.params, params)
+    optimizer = self._touched(state.optimizer, optimizer)
+    metrics = {self.prefix + name: value for name, value in metrics.items()}
     norms = {
       "gradient_norm": optax.tree.norm(gradient),
       "parameter_norm": optax.tree.norm(params),
@@ -84,6 +92,19 @@ class TrainStep:
     step = state.step + jnp.ones_like(state.step)
     state = state._replace(step=step, params=params, optimizer=optimizer)
     return state, {**metrics, **found, **norms}
+
+  def _touched(self, old: T, new: T) -> T:
+    """Returns the new values of a tree, but of what is untouched the old ones.
+
+    Counts of steps go on for all.
+    """
+
+    def choose(path: tuple[Any, ...], before: Array, after: Array) -> Array:
+      names = {getattr(key, "key", None) for key in path}
+      is_count = jnp.issubdtype(after.dtype, jnp.integer)
+      return after if is_count or names.isdisjoint(self.untouched) else before
+
+    return jax.tree_util.tree_map_with_path(choose, old, new)
 
   def gradient(
     self, state: TrainState, batch: StepBatch

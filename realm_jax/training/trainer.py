@@ -2,15 +2,22 @@
 
 import contextlib
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 from absl import logging
+from jaxtyping import Int64
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_signal
+from realm_jax.errors import RealmError
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
@@ -22,7 +29,8 @@ from realm_jax.training.index_schedule import open_schedule
 from realm_jax.training.loop import OpenRun, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import RollingIndex
-from realm_jax.training.state import TrainState, create_state
+from realm_jax.training.stages.stage import StepBatch
+from realm_jax.training.state import Metrics, TrainState, create_state
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -61,7 +69,7 @@ def open_run(
   all steps are done.
   """
   data, sources, began = config.data, config.checkpoints, time.time()
-  kept = Kept.of(config)
+  kept, numbers = Kept.of(config), range(len(config.stages))
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
@@ -75,7 +83,7 @@ def open_run(
     require_readable(
       data.corpus_dir,
       data.pretraining_corpus_dir,
-      *data.question_paths,
+      *(p for n in numbers for p in config.data_of(n).question_paths),
       sources.initial_checkpoint,
       sources.initial_reader,
     )
@@ -98,7 +106,9 @@ def open_run(
     stack.callback(store.close)
     saves_once = config.refresh.wait_for_snapshots or loop.count > 1
     checkpoints = Checkpointer(
-      *(store, setup.identity, sources), max_failures=0 if saves_once else 3
+      *(store, setup.identity, sources),
+      max_failures=0 if saves_once else 3,
+      required={RERANKER} & {n for one in config.stages for n in one.frozen},
     )
     state, loop_state = checkpoints.initialize_or_restore(
       create_state(
@@ -110,12 +120,26 @@ def open_run(
         axis_rules=config.mesh.all_axis_rules,
       )
     )
-    examples = stream_batches(
-      dataclasses.replace(data, corpus_version=setup.examples.version),
-      positions=loop_state.positions,
-    )
-    stack.callback(examples.close)
-    step = int(state.step)
+    step, count = int(state.step), len(config.stages)
+    # All streams of a new run begin with the numbers of its rows.
+    positions = loop_state.positions.reshape(len(loop_state.positions), -1)
+    if positions.shape[1] not in (1, count):
+      raise RealmError(
+        f"{config.model_dir} was trained with {positions.shape[1]} stages, not "
+        f"{count}, and cannot be continued exactly; give AUXILIARY as before, "
+        "or another MODEL_DIR"
+      )
+    positions = np.repeat(positions, count // positions.shape[1], axis=1)
+    streams = []
+    for number, own in enumerate(positions.T):
+      of_stage = dataclasses.replace(
+        config.data_of(number), corpus_version=setup.examples.version
+      )
+      streams.append(stream_batches(of_stage, positions=own))
+      stack.callback(streams[-1].close)
+    examples = streams[0]
+    if config.auxiliary:
+      examples = _in_turns(config, streams, positions, step)
     rolling_index = None
     if config.keeps_rolling_index and step < config.num_steps:
       rolling_index = RollingIndex(setup, decisions, checkpoints)
@@ -154,9 +178,37 @@ def open_run(
     )
     stack.callback(batches.close)
     # By a corpus that stays the same when the run is resumed.
-    steps = CompiledSteps(setup, setup.layout(setup.examples))
-    # A step that searches is compiled when its vectors are there.
-    if not config.retrieve_on_device:
-      steps.compile(state, setup.abstract_batch())
-    run = steps, batches, checkpoints, decisions, metrics
+    compiled = []
+    for number in numbers:
+      own = dataclasses.replace(setup, number=number)
+      compiled.append(CompiledSteps(own, own.layout(setup.examples)))
+      # A step that searches is compiled when its vectors are there.
+      if not own.searches_in_step:
+        compiled[-1].compile(state, own.abstract_batch())
+
+    def run_step(
+      state: TrainState, batch: StepBatch, searched: Any, step: int
+    ) -> tuple[TrainState, Metrics]:
+      own = compiled[config.stage_of(step)]
+      return own(state, batch, searched, step)
+
+    run = run_step, batches, checkpoints, decisions, metrics
     yield state, OpenRun(*run, checks[-1], rolling_index)
+
+
+def _in_turns(
+  config: TrainConfig,
+  streams: Sequence[Iterator[Batch]],
+  positions: Int64[np.ndarray, "b s"],
+  step: int,
+) -> Iterator[Batch]:
+  """Yields each step's batch, from the stream of its stage.
+
+  `positions` are those of all streams before `step`, and `next_positions` those
+  after the batch.
+  """
+  for following in itertools.count(step):
+    number = config.stage_of(following)
+    batch, positions = next(streams[number]), positions.copy()
+    positions[:, number] = batch.next_positions
+    yield dataclasses.replace(batch, next_positions=positions)

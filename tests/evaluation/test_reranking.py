@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
+from realm_jax.training.encoder_inputs import Candidates
+from realm_jax.training.stages.text_to_text import TextBatch, TextToText
 from tests import tiny_world
 
 
@@ -57,3 +61,31 @@ def test_the_best_are_ordered_by_its_scores_and_the_others_follow(
   np.testing.assert_array_equal(few.rows, expected[:, :2])
   plain = reranking.restricted(None, rerank=False).search(queries, 10)
   np.testing.assert_array_equal(plain.rows, before.rows)
+
+
+def test_a_step_reads_what_the_run_finds(reranking):
+  texts = [question["question"] for question in tiny_world.questions()[:3]]
+  queries = reranking.encode(texts)
+  stage = TextToText(num_read=4, rerank_depth=6)
+  found = reranking.search_as_trained(
+    stage, Batch({"query": queries}, {}, np.arange(3), np.arange(3))
+  )
+  # Of the last query, copies of its source have left five blocks.
+  rows = found.rows.copy()
+  rows[2, 5] = NULL_ROW
+  batch = TextBatch(
+    queries,
+    Candidates.of(reranking.gather(rows), 1 + rows[..., None]),
+    queries,
+    queries,
+  )
+  encoders = stage.encoders(reranking.components, reranking.params, None)
+  read = stage.rerank(encoders, batch).candidates
+  expected = reranking.search(queries, 6).rows.tolist()
+  if found.rows[2, 5] in expected[2]:
+    expected[2].remove(found.rows[2, 5])
+  expected = np.array([own[:4] for own in expected])
+  np.testing.assert_array_equal(read.passages[..., 0], 1 + expected)
+  np.testing.assert_array_equal(read.tokens, reranking.gather(expected))
+  # It decides what is read, and p(z|x) is the retriever's: nothing else has it.
+  assert stage.frozen == ("reranker",)

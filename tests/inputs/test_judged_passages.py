@@ -11,8 +11,14 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskContext, task_context
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.judged_passages import JudgedSource, Passage, read_judged
+from realm_jax.inputs.judged_passages import (
+  JudgedSource,
+  Passage,
+  read_judged,
+  read_scored,
+)
 from realm_jax.training.stages.contrastive import Contrastive
+from realm_jax.training.stages.reranking import Distilled
 from realm_jax.training.stages.stage import StageContext
 from tests.inputs import tiny_corpus
 from tests.json_lines import write_lines
@@ -71,6 +77,54 @@ def test_every_form_is_read(tmp_path, positives, negatives, fields):
   found = read_judged(line)
   assert (found.query, found.positives) == ("q", positives)
   assert list(found.negatives) == negatives
+
+
+_SCORED = {"query": "q", "pos": ["a"], "neg": ["b", "c"]}
+
+
+@pytest.mark.parametrize(
+  ("scores", "fields"),
+  [
+    (
+      [9.0, 2.5],
+      {
+        "query": "q",
+        "positive_passages": [{**NILE._asdict(), "score": 9.0}],
+        "negative_passages": [{**OSLO._asdict(), "score": 2.5}],
+      },
+    ),
+    ([3, 1, 0], {**_SCORED, "pos_scores": [3], "neg_scores": [1, 0]}),
+    ([3, 1, 0.5], {**_SCORED, "scores": [3, 1, 0.5]}),
+    # sentence-transformers' margins, of several negatives and of one.
+    ([0, -2, 0.25], {**_SCORED, "label": [2, -0.25]}),
+    ([0, 0], {"anchor": "q", "positive": "a", "negative": "c", "score": 0}),
+  ],
+)
+def test_scores_of_a_teacher_are_read_in_the_order_of_passages(
+  tmp_path, scores, fields
+):
+  (line,) = write_lines(tmp_path / "f", [fields]).read_bytes().splitlines()
+  assert read_scored(line).scores == scores
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({}, "line 2: the score of a passage is None"),
+    ({"scores": [1, "2", 3]}, "line 2: the score of a passage is '2'"),
+    ({"scores": [1]}, "line 2: it has 1 scores for 1 relevant passages and 2"),
+  ],
+)
+def test_a_line_without_scores_is_named(tiny, tmp_path, fields, message):
+  whole = {**_SCORED, "scores": [3, 2, 1]}
+  path = write_lines(tmp_path / "f.jsonl", [whole, {**_SCORED, **fields}])
+  with (
+    task_context(TaskContext(tiny.corpus_dir, {"train": path})),
+    pytest.raises(RealmError, match=message),
+  ):
+    JudgedSource(has_scores=True).open("train")
+  # Others need none.
+  assert len(_opened(tiny, path)) == 2
 
 
 def _opened(tiny, path):
@@ -190,3 +244,35 @@ def test_no_mined_block_is_relevant_or_has_an_answer(judged):
   )
   (is_negative,) = made.hashes.negatives(shared=False)
   assert is_negative.tolist() == [False, True, True, True, False]
+
+
+def test_scores_go_with_the_passages_that_are_drawn(tiny, tmp_path):
+  scores = {"nile": 7.0, "alps": 4.0, "it": 1.0, "snow": 2.0, "ships": 3.0}
+  fields = {
+    "query": "where is the nile ?",
+    "pos": ["nile", "alps"],
+    "neg": ["it", "snow", "ships"],
+    "scores": [*scores.values()],
+  }
+  config = tiny_corpus.config(
+    "scored_passages",
+    tiny,
+    question_files={"train": write_lines(tmp_path / "f.jsonl", [fields])},
+    other_lengths={
+      "source_hash": 3,
+      **dict.fromkeys(("negatives", "negative_hashes", "negative_scores"), 4),
+    },
+  )
+  stage = Distilled(teacher="task", num_negatives=4, num_positives=3)
+  context = StageContext({}, config.corpus, None, config.block_length)
+  for batch in itertools.islice(stream_batches(config), 8):
+    made, _ = stage.features(batch, None, context)
+    drawn = [
+      config.corpus.vocabulary.decode(ids.tolist()).split()[2]
+      for ids in made.blocks[0, :4]
+    ]
+    assert {*drawn[1:]} == {"it", "snow", "ships"}
+    expected = [scores[one] - scores[drawn[0]] for one in drawn[1:]]
+    assert made.negative_scores[0].tolist() == [*expected, 0.0]
+    # Where the file has no fourth negative, there is none.
+    assert made.hashes.is_block[0].tolist() == [True] * 4 + [False]

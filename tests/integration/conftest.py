@@ -21,7 +21,8 @@ def _compiled_once() -> Iterator[None]:
     def __init__(self, setup: StepSetup, layout: PackingLayout):
       super().__init__(setup, layout)
       config = dataclasses.replace(setup.config, model_dir="")
-      settings = repr((config, setup.mesh, setup.num_blocks, layout))
+      stage = setup.number, layout
+      settings = repr((config, setup.mesh, setup.num_blocks, stage))
       # A run that freezes the retriever may need another one after a restart.
       if not config.optimizer.freeze_retriever_steps:
         self.programs = programs.setdefault(settings, {})

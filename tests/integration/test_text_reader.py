@@ -1,17 +1,24 @@
 """A reader that writes, from its pre-training to questions, by commands."""
 
+import contextlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from flax import linen as nn
 
 import realm_jax
 from harness.jobs import wait_until
+from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.corpus.update import add_views
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.evaluate import evaluate
+from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.training.metric_rows import read_rows
+from tests import tiny_world
 from tests.integration.commands import Commands, losses
 from tests.json_lines import read_lines
 from tests.text.test_sentencepieces import MODEL
@@ -155,6 +162,48 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(
   assert run.snapshot_step == 0
   commands.world.build_snapshot(answering)
   assert realm_jax.load(answering).snapshot_step == 4
+
+
+def test_a_cross_encoder_chooses_what_is_read(viewed, tmp_path):
+  model = tmp_path / "model.gin"
+  model.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.models import bert\n"
+    "from realm_jax.models import cross_encoder\n"
+    f'include "{_MODEL}"\n'
+    "cross_encoder.CrossEncoder.bert = @bert.BertConfig()\n"
+    "cross_encoder.CrossEncoder.joint_length = %JOINT_LENGTH\n"
+    'COMPONENTS = {"reranker": @cross_encoder.CrossEncoder()}\n'
+  )
+  commands = Commands(viewed, str(model))
+  settings = {
+    "TRAIN_QUESTIONS": viewed.question_file,
+    "RERANK_DEPTH": 7,
+    "NUM_READ": 3,
+    "NUM_STEPS": 2,
+    "SWAP_SNAPSHOTS": False,
+  }
+  with pytest.raises(RealmError, match="the reranker is not trained here"):
+    commands.train("text_to_text", tmp_path / "none", **settings)
+  words = viewed.corpus.vocabulary
+  module = CrossEncoder(
+    tiny_world.RETRIEVER.bert, joint_length=tiny_world.JOINT_LENGTH
+  ).for_vocabulary(vocab_size=words.size, separator_id=words.sep_id)
+  lengths = {
+    "query_length": tiny_world.QUERY_LENGTH,
+    "block_length": tiny_world.BLOCK_LENGTH,
+  }
+  reranker = nn.unbox(module.init_parameters(jax.random.key(0), **lengths))
+  with contextlib.closing(CheckpointStore(tmp_path / "initial")) as store:
+    store.save(0, {"reranker": reranker, "loop": loop_record([])})
+    store.wait()
+  settings["INITIAL_CHECKPOINT"] = tmp_path / "initial"
+  with commands.index_builder(tmp_path / "run"):
+    commands.train("text_to_text", tmp_path / "run", **settings)
+  # What comes after has the same cross-encoder, and as many blocks for it.
+  run = realm_jax.load(tmp_path / "run")
+  assert run.reranks and run.config.rerank_depth == 7
+  jax.tree.map(np.testing.assert_array_equal, run.params["reranker"], reranker)
 
 
 def test_closed_book_neither_training_nor_answers_need_an_index(

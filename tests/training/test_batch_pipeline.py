@@ -148,6 +148,8 @@ def open_stream(monkeypatch):
     config = types.SimpleNamespace(
       num_steps=100,
       stage=stage,
+      stages=(stage,),
+      stage_of=lambda step: 0,
       data=types.SimpleNamespace(block_length=tiny.BLOCK),
       mesh=MeshConfig(),
       retrieve_on_device=False,

@@ -264,6 +264,10 @@ def test_choices_that_do_not_fit_are_refused(objective, fusion):
     TextToText(num_read=1, objective="leave_one_out")
   with pytest.raises(RealmError, match="NUM_RERANKED=2 with NUM_READ=4"):
     TextToText(num_read=4, num_reranked=2)
+  with pytest.raises(RealmError, match="RERANK_DEPTH=2 with NUM_READ=4"):
+    TextToText(num_read=4, rerank_depth=2)
+  with pytest.raises(RealmError, match=r"NUM_RERANKED=5 .* set one"):
+    TextToText(num_read=4, num_reranked=5, rerank_depth=5)
   with pytest.raises(RealmError, match="has no target"):
     TextToText(objective="emdr2", target_temperature=0.1)
   with pytest.raises(RealmError, match="writes texts"):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import NULL_ROW
@@ -47,12 +47,15 @@ class ContrastiveBatch(NamedTuple):
       those that were mined.
     hashes: By which the blocks are told apart.
     removed: Whether a sentence was removed from its block, in inverse cloze.
+    negative_scores: A teacher's scores of the negatives that are given, less
+      that of the query's block, if it teaches.
   """
 
   query: Int[AnyArray, "b q"]
   blocks: Int[AnyArray, "b k l"]
   hashes: BlockHashes
   removed: Bool[AnyArray, " b"] | None = None
+  negative_scores: Float[AnyArray, "b n"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +93,12 @@ class Contrastive(Stage):
   negative_margin: NonNegativeFloat | None = None
   symmetric: bool = False
   vector_sizes: Sequence[int] = ()
-  components = ("retriever",)
   evaluation = "gin/runs/eval_retrieval.gin"
   compares = True
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever",)
 
   @property
   def retrieval(self) -> Retrieval | None:

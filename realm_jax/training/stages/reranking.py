@@ -1,11 +1,16 @@
-"""Stages with a cross-encoder: it is trained, or teaches the retriever."""
+"""A cross-encoder is trained, and a teacher trains the retriever."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from realm_jax.errors import RealmError
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.retriever import relevance
@@ -19,7 +24,12 @@ from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import NonNegativeFloat, PositiveFloat
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.contrastive import Contrastive, ContrastiveBatch
-from realm_jax.training.stages.stage import Encoders
+from realm_jax.training.stages.stage import (
+  Encoders,
+  ExampleArrays,
+  Features,
+  StageContext,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +45,11 @@ class Reranking(Contrastive):
   """
 
   ranking: Ranking = "listwise"
-  components = ("retriever", RERANKER)
   compares = False
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", RERANKER)
 
   @property
   def frozen(self) -> tuple[str, ...]:
@@ -61,36 +74,71 @@ class Reranking(Contrastive):
 
 @dataclasses.dataclass(frozen=True)
 class Distilled(Contrastive):
-  """The retriever also learns the scores of a cross-encoder.
+  """The retriever also learns the scores of a teacher.
 
-  The cross-encoder scores a query's own blocks, and stays as it is.
+  It scores a query's own blocks. A cross-encoder stays as it is; a task such as
+  `scored_passages` gives scores of the negatives that it gives, and those that
+  were mined have none.
 
   Attributes:
+    teacher: What scores the blocks, the component `reranker` or the `task`.
     distillation: "kl", of softmaxes over the query's blocks, or "margin_mse".
     distillation_weight: Weight of that loss beside the contrastive one.
-    teacher_temperature: Divisor of the cross-encoder's scores.
+    teacher_temperature: Divisor of the teacher's scores.
   """
 
+  teacher: Literal["reranker", "task"] = "reranker"
   distillation: Distillation = "kl"
   distillation_weight: NonNegativeFloat = 1.0
   teacher_temperature: PositiveFloat = 1.0
-  components = ("retriever", RERANKER)
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.teacher == "task" and not self.num_negatives:
+      raise RealmError(
+        "TEACHER='task' has scores of the negatives that the task gives; raise "
+        "NUM_NEGATIVES=0"
+      )
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", *self.frozen)
 
   @property
   def frozen(self) -> tuple[str, ...]:
-    return (RERANKER,)
+    return (RERANKER,) if self.teacher == "reranker" else ()
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    if self.teacher == "task":
+      made = made._replace(negative_scores=batch.array("negative_scores"))
+    return made, metrics
+
+  def dummy_batch(self, shapes: ExampleArrays) -> ContrastiveBatch:
+    made = super().dummy_batch(shapes)
+    if self.teacher == "task":
+      scores = np.zeros((len(made.query), self.num_negatives), np.float32)
+      made = made._replace(negative_scores=scores)
+    return made
 
   def inputs(
     self, components: Components, batch: ContrastiveBatch
   ) -> EncoderInputs:
+    inputs = super().inputs(components, batch)
+    if self.teacher == "task":
+      return inputs
     read = components[RERANKER].join(batch.query, batch.blocks)
-    return super().inputs(components, batch)._replace(reader=read)
+    return inputs._replace(reader=read)
 
   def embed(
     self, encoders: Encoders, inputs: EncoderInputs
   ) -> tuple[Array, ...]:
-    """Returns the vectors, and the cross-encoder's scores."""
+    """Returns the vectors, and the cross-encoder's scores if it teaches."""
     queries, blocks = super().embed(encoders, inputs)
+    if self.teacher == "task":
+      return queries, blocks
     scores = _scores(encoders, inputs, blocks.shape[1])
     return queries, blocks, jax.lax.stop_gradient(scores)
 
@@ -101,12 +149,20 @@ class Distilled(Contrastive):
     batch: ContrastiveBatch,
   ) -> WeightedLoss:
     """Returns the loss of the vectors of all examples."""
+    if self.teacher == "task":
+      assert batch.negative_scores is not None
+      scores = jnp.pad(jnp.asarray(batch.negative_scores), ((0, 0), (1, 0)))
+      vectors = *vectors, scores
     queries, blocks, teacher = vectors
     found = super().compare(components, (queries, blocks), batch)
     scale = components.retriever.score_scale / self.temperature
     student = relevance(queries, blocks, score_scale=scale)
+    # The task has no scores of blocks that were mined, which come last.
+    count = teacher.shape[1]
     distance = DISTILLATIONS[self.distillation](
-      teacher / self.teacher_temperature, student, _differing(batch)
+      teacher / self.teacher_temperature,
+      student[:, :count],
+      _differing(batch)[:, :count],
     )
     distilled = Average.of(distance)
     total = found.loss.total + self.distillation_weight * distilled.total

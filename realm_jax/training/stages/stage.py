@@ -8,13 +8,16 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.weighted import WeightedLoss
@@ -67,6 +70,24 @@ class Encoders(NamedTuple):
       candidates.reshape(len(queries), -1, dim),
       score_scale=self.components.retriever.score_scale,
     )
+
+  def pair_scores(
+    self,
+    query: Int[AnyArray, "b q"],
+    blocks: Int[AnyArray, "b n l"],
+    *,
+    at_once: int,
+  ) -> Float[jax.Array, "b n"]:
+    """Returns the cross-encoder's scores of the padded blocks of each query.
+
+    It reads `at_once` blocks of every query at a time, which bounds its memory.
+    """
+    size, count, length = blocks.shape
+    read, added = jnp.asarray(query), -count % at_once
+    whole = jnp.pad(jnp.asarray(blocks), ((0, 0), (0, added), (0, 0)))
+    parts = whole.reshape(size, -1, at_once, length).swapaxes(0, 1)
+    scores = lax.map(lambda own: self.apply(RERANKER, read, own), parts)
+    return scores.swapaxes(0, 1).reshape(size, -1)[:, :count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +174,7 @@ class Stage(abc.ABC):
   encoders read (`inputs`), lays that out, and differentiates the `loss`.
 
   Attributes:
-    components: Components that it trains, by name.
+    components: Components that it applies, by name.
     frozen: Those of them whose parameters stay as they are, without dropout.
     retrieval: How it retrieves blocks; None of a stage without an index.
     num_searches: Number of searches of the host for each query.
@@ -169,7 +190,6 @@ class Stage(abc.ABC):
       encoders and inputs by `embed`, and the batch.
   """
 
-  components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
   needs_answers: ClassVar[bool] = False
   reads_passages: ClassVar[bool] = False
   compares: ClassVar[bool] = False
@@ -180,8 +200,17 @@ class Stage(abc.ABC):
     require_valid(self)
 
   @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", "reader")
+
+  @property
   def frozen(self) -> tuple[str, ...]:
     return ()
+
+  @property
+  def trained(self) -> set[str]:
+    """The components that it trains."""
+    return {*self.components} - {*self.frozen}
 
   @property
   def retrieval(self) -> Retrieval | None:

@@ -20,6 +20,7 @@ from realm_jax.inputs import reader_texts
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components, TextReader
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.generative_reader import TextInputs
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.retriever import relevance
@@ -82,6 +83,10 @@ class TextToText(Stage):
     num_reranked: Number of blocks that are retrieved and embedded anew, with
       the current parameters, to choose the candidates, as in Atlas' code. None
       takes the candidates as they were retrieved.
+    rerank_depth: Number of blocks that are retrieved for a frozen cross-encoder
+      to choose the candidates, the component `reranker` of the initial
+      checkpoint. It decides what is read; p(z|x) stays the retriever's. With 0
+      there is none.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped.
     objective: What the retriever learns from: `emdr2`, `perplexity`,
@@ -108,6 +113,7 @@ class TextToText(Stage):
 
   num_read: Annotated[PositiveInt, OfRun()] = 20
   num_reranked: Annotated[PositiveInt | None, OfRun()] = None
+  rerank_depth: Annotated[NonNegativeInt, OfRun()] = 0
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[str, OfRun()] = "emdr2"
   loss_form: Annotated[Form, OfRun()] = "joint"
@@ -131,32 +137,53 @@ class TextToText(Stage):
       temperature=self.target_temperature,
       setting="NUM_READ",
     )
-    if self.num_reranked is not None and (
-      self.num_reranked < self.num_read or self.null_block
-    ):
+    setting, number = self._retrieved
+    if setting != "NUM_READ" and (number < self.num_read or self.null_block):
       raise RealmError(
-        f"NUM_RERANKED={self.num_reranked} with NUM_READ={self.num_read} and "
+        f"{setting}={number} with NUM_READ={self.num_read} and "
         f"NULL_BLOCK={self.null_block}; want as many blocks as are read or "
         "more, and NULL_BLOCK = False"
       )
+    if self.rerank_depth and self.num_reranked:
+      raise RealmError(
+        f"NUM_RERANKED={self.num_reranked} has the retriever choose what is "
+        f"read, and RERANK_DEPTH={self.rerank_depth} a cross-encoder; set one"
+      )
+
+  @property
+  def _retrieved(self) -> tuple[str, int]:
+    """The number of blocks that are retrieved, and the setting it is from."""
+    if self.rerank_depth:
+      return "RERANK_DEPTH", self.rerank_depth
+    if self.num_reranked is not None:
+      return "NUM_RERANKED", self.num_reranked
+    return "NUM_READ", self.num_read
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    reranker = (RERANKER,) if self.rerank_depth else ()
+    return (*super().components, *reranker)
 
   @property
   def frozen(self) -> tuple[str, ...]:
+    retriever = () if self.retrieval else ("retriever",)
     reader = ("reader",) if self.freeze_reader else ()
-    return reader if self.retrieval else ("retriever", *reader)
+    reranker = (RERANKER,) if self.rerank_depth else ()
+    return (*retriever, *reader, *reranker)
 
   @property
   def num_candidates(self) -> int:
-    return 1 if self.read_source else self.num_reranked or self.num_read
+    return 1 if self.read_source else self._retrieved[1]
 
   @property
   def retrieval(self) -> Retrieval | None:
-    num_kept = (self.num_reranked or self.num_read) - self.null_block
+    setting, number = self._retrieved
+    num_kept = number - self.null_block
     if not num_kept or self.read_source:
       return None
     return Retrieval(
       num_kept,
-      setting="NUM_RERANKED" if self.num_reranked else "NUM_READ",
+      setting=setting,
       num_spare=self.num_spare,
       drop_source=self.drop_source,
       null_block=self.null_block,
@@ -219,20 +246,27 @@ class TextToText(Stage):
     )
 
   def rerank(self, encoders: Encoders, batch: TextBatch) -> TextBatch:
-    """Takes the `num_read` best of the candidates by the current towers."""
-    if self.retrieval is None or self.num_reranked is None:
+    """Takes the `num_read` best of the candidates.
+
+    They are the best by the cross-encoder, or else by the current towers.
+    """
+    if self.retrieval is None or self._retrieved[0] == "NUM_READ":
       return batch
     assert batch.candidates is not None
-    retriever, tokens = encoders.components.retriever, batch.candidates.tokens
-    flat = jnp.asarray(tokens).reshape(-1, tokens.shape[-1])
-    queries, blocks = encoders.frozen("retriever").apply(
-      "retriever",
-      padded(jnp.asarray(retriever.query_input(batch.query))),
-      padded(jnp.asarray(retriever.block_input(flat))),
-    )
-    blocks = blocks.reshape(*tokens.shape[:2], -1)
-    scale = retriever.score_scale
-    scores = relevance(queries, blocks, score_scale=scale)
+    tokens = batch.candidates.tokens
+    if self.rerank_depth:
+      scores = encoders.pair_scores(batch.query, tokens, at_once=self.num_read)
+    else:
+      retriever = encoders.components.retriever
+      flat = jnp.asarray(tokens).reshape(-1, tokens.shape[-1])
+      queries, blocks = encoders.frozen("retriever").apply(
+        "retriever",
+        padded(jnp.asarray(retriever.query_input(batch.query))),
+        padded(jnp.asarray(retriever.block_input(flat))),
+      )
+      blocks = blocks.reshape(*tokens.shape[:2], -1)
+      scale = retriever.score_scale
+      scores = relevance(queries, blocks, score_scale=scale)
     # The null block, which has no passage, stands where copies left too few.
     is_block = jnp.asarray(batch.candidates.passages).any(axis=-1)
     scores = jnp.where(is_block, scores, -jnp.inf)
