@@ -56,6 +56,7 @@ _OWN = {
   "data": "realm_jax.inputs.config:DataConfig",
   "distilled": f"{_STAGES}.reranking:Distilled",
   "inverse_cloze": f"{_STAGES}.inverse_cloze:InverseCloze",
+  "lora": "realm_jax.models.lora:LoraConfig",
   "mesh": f"{_CONFIG}:MeshConfig",
   "open_qa": f"{_STAGES}.open_qa:OpenQa",
   "optimizer": "realm_jax.training.optimizer:OptimizerConfig",

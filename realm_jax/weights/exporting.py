@@ -23,6 +23,7 @@ from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import faiss
 from realm_jax.indexes.protocol import Blocks
+from realm_jax.models import lora
 from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
@@ -135,6 +136,8 @@ def export_weights(
       store.require_vocabulary(step, model.vocabulary.digest)
       flat = flattened(store.restore(step, items=[export.part], like=like))
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
+    module = reader if export.part == READER else retriever
+    parameters = lora.merged(parameters, module.bert.lora)
     lines = write_export(export, directory, parameters, words)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 
