@@ -88,8 +88,9 @@ def test_what_cannot_be_expressed_is_refused(changes, word):
 def test_exports_with_lora_compute_what_the_run_does(tmp_path):
   lora = dataclasses.replace(LORA, modules_to_save=())
   bert = dataclasses.replace(models.BERT, lora=lora)
-  run = models.RETRIEVER.clone(bert=bert), models.READER.clone(bert=bert)
-  *made, words = model = models.bound(*run)
+  retriever, reader = models.RETRIEVER.clone(bert=bert), models.READER
+  reader = reader.clone(bert=bert)
+  *made, words = model = models.bound(retriever, reader)
   shapes = model.parameter_shapes(["retriever", "reader"])
   flat = model.fresh_parameters(shapes, seed=0)
   own = ImportedModel(*made, nested({p: x + 0.1 for p, x in flat.items()}))
@@ -98,11 +99,14 @@ def test_exports_with_lora_compute_what_the_run_does(tmp_path):
     store.save(0, own.params)
   ids, masks = np.arange(5, 29).reshape(3, 8), np.ones((3, 1), int)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-  for to, value in (
-    ("sentence_transformers", lambda one: one.query_vectors(ids)),
-    ("hf_bert", lambda one: one.masked_lm_logits(ids, ids[:, None], masks)),
+  for to, read, value in (
+    ("sentence_transformers", None, lambda one: one.query_vectors(ids)),
+    (
+      *("hf_bert", reader),
+      lambda one: one.masked_lm_logits(ids, ids[:, None], masks),
+    ),
   ):
-    exporting.export_weights(tmp_path, *run, tmp_path / to, to=to)
+    exporting.export_weights(tmp_path, retriever, read, tmp_path / to, to=to)
     close(value(load(models.read("hf_bert", tmp_path / to))), value(own))
 
   t5 = T5Config(40, 8, 2, None, 2, 4, 12, lora=lora)
