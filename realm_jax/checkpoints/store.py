@@ -172,9 +172,8 @@ class CheckpointStore:
       ) from error
 
   def _read(self, step: int, item: str, wanted: PyTree[_Leaf] | None) -> PyTree:
-    folder = self._folder(step) / item
+    folder, stored = self._folder(step) / item, self.stored(step, item)
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      stored = handler.metadata(folder).tree
       if wanted is None:
         wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
       _require_fit(f"{item} of {self._folder(step)}", stored, wanted)
@@ -183,6 +182,11 @@ class CheckpointStore:
         wanted, restore_args=restore_args, partial_restore=True
       )
       return handler.restore(folder, args=args)
+
+  def stored(self, step: int, item: str) -> PyTree:
+    """Returns shapes and types of what an item has."""
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+      return handler.metadata(self._folder(step) / item).tree
 
   def loop_item(self, step: int) -> LoopItem:
     """Returns the item `loop` as numpy arrays; empty where there is none.
@@ -470,7 +474,8 @@ def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
     shown = "\n  ".join(problems[:6])
     raise CheckpointError(
       f"{what} does not fit this model ({len(problems)} differences); use the "
-      "gin model file and the OPTIMIZER it was trained with, or, if an earlier "
-      "version wrote it, which did not stack layers, train or import again\n"
+      "gin model file, the OPTIMIZER and the LORA it was trained with (what "
+      "export_weights writes has no adapters), or, if an earlier version wrote "
+      "it, which did not stack layers, train or import again\n"
       f"  {shown}"
     )

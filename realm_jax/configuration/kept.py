@@ -57,6 +57,7 @@ _OWN = {
   "data": "realm_jax.inputs.config:DataConfig",
   "distilled": f"{_STAGES}.reranking:Distilled",
   "inverse_cloze": f"{_STAGES}.inverse_cloze:InverseCloze",
+  "lora": "realm_jax.models.lora:LoraConfig",
   "modernbert": "realm_jax.models.modernbert:ModernBertConfig",
   "mesh": f"{_CONFIG}:MeshConfig",
   "open_qa": f"{_STAGES}.open_qa:OpenQa",

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.lora import LoraConfig, LoraDense
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import (
@@ -72,6 +73,7 @@ class BertConfig:
     remat_policy: What the backward pass does not compute again: the name of one
       of `jax.checkpoint_policies`. None keeps matrix products, softmax and
       sums of residual connections; what else is elementwise costs little.
+    lora: Adapters of its linear layers, which are then trained in its place.
   """
 
   vocab_size: PositiveInt | None = None
@@ -92,6 +94,7 @@ class BertConfig:
   remat_policy: RematPolicy | None = None
   # Whether linear layers and LayerNorms have biases.
   has_biases: ClassVar[bool] = True
+  lora: LoraConfig | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -200,18 +203,19 @@ def dense(
   init: nn.initializers.Initializer | None = None,
   precision: jax.lax.Precision | None = None,
   use_bias: bool | None = None,
-) -> nn.Dense:
+) -> LoraDense:
   """Returns a linear layer with logical axes.
 
   Its initial values are BERT's, unless others are given, and it has a bias if
   the encoder's layers have.
   """
-  return nn.Dense(
+  return LoraDense(
     features,
     use_bias=config.has_biases if use_bias is None else use_bias,
+    axes=axes,
+    lora=config.lora,
     dtype=config.dtype,
     precision=precision,
-    dot_general=matmul.dot_general,
     kernel_init=nn.with_logical_partitioning(init or config.weights_init, axes),
     bias_init=zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,

@@ -23,6 +23,7 @@ from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.attention import ByHeads
 from realm_jax.models.bert import HIDDEN, RematPolicy, as_dtype, remat
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.lora import LoraConfig, LoraDense
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import (
   PAD_ID,
@@ -89,6 +90,7 @@ class T5Config:
       `matmul` says how float32 arrays are multiplied.
     remat_policy: What the backward pass does not compute again, as in
       `BertConfig`.
+    lora: Adapters of its linear layers, which are then trained in its place.
   """
 
   vocab_size: PositiveInt | None = None
@@ -110,6 +112,7 @@ class T5Config:
   initialization: Literal["t5", "mimetic"] = "t5"
   dtype: jax.typing.DTypeLike = jnp.float32
   remat_policy: RematPolicy | None = None
+  lora: LoraConfig | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -203,13 +206,14 @@ def _normal(
 
 def _dense(
   config: T5Config, features: int, axes: tuple[str, str], stddev: float
-) -> nn.Dense:
+) -> LoraDense:
   """Returns a linear layer without bias."""
-  return nn.Dense(
+  return LoraDense(
     features,
+    axes=axes,
+    lora=config.lora,
     use_bias=False,
     dtype=config.dtype,
-    dot_general=matmul.dot_general,
     kernel_init=_normal(stddev, axes),
   )
 
@@ -579,7 +583,7 @@ def mimetic(config: T5Config, params: Params) -> Params:
   def changed(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
     names = [getattr(step, "key", "") for step in path]
     for name, mean in means.items():
-      if name in names:
+      if name in names and "kernel" in names:
         # All layers in one array.
         return jnp.asarray(mean)[None] + _MIMETIC_NOISE * x
     if "position_embeddings" in names:

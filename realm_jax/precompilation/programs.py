@@ -179,6 +179,7 @@ def _of_training(
   state = create_state(
     setup.init,
     setup.optimizer,
+    setup.components,
     seed=None,
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,

@@ -32,6 +32,7 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
+from realm_jax.models import lora
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
@@ -289,8 +290,9 @@ class Checkpointer:
         self._require_reader_vocabulary(store, step)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
-        like = {name: _abstract(fresh)}
-        return store.restore(step, items=(name,), like=like)[name]
+        like = lora.to_restore(_abstract(fresh), store.stored(step, name))
+        loaded = store.restore(step, items=(name,), like={name: like})
+        return lora.joined(loaded[name], fresh)
     is_named = name == "reader" and self._config.initial_reader
     if not present or is_named or name in self._required:
       raise CheckpointError(

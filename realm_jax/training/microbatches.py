@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def summed_gradient(
-  step: TrainStep, params: Params, whole: Part, key: jax.Array
+  step: TrainStep, params: Params, fixed: Params, whole: Part, key: jax.Array
 ) -> tuple[Params, Metrics]:
   """Returns the gradient of a batch as the sum of those of its parts."""
 
@@ -28,7 +28,7 @@ def summed_gradient(
     def loss(
       params: Params, inputs: EncoderInputs
     ) -> tuple[jax.Array, WeightedLoss]:
-      encoders = step.encoders(params, key)
+      encoders = step.encoders(params, fixed, key)
       weighted = step.stage.loss(encoders, part.batch, inputs)
       # Gradients of sums can be added, and are divided in the end.
       return weighted.loss.total, weighted
@@ -43,7 +43,7 @@ def summed_gradient(
 
 
 def compared_gradient(
-  step: TrainStep, params: Params, whole: Part, key: jax.Array
+  step: TrainStep, params: Params, fixed: Params, whole: Part, key: jax.Array
 ) -> tuple[Params, Metrics]:
   """Returns the gradient of a loss that compares all examples of a batch.
 
@@ -55,27 +55,28 @@ def compared_gradient(
   stage: Any = step.stage
 
   @jax.custom_vjp
-  def vectors_of(params: Params, part: Part, key: jax.Array) -> Any:
-    return step.on_inputs(
-      part, lambda inputs: stage.embed(step.encoders(params, key), inputs)
-    )
+  def vectors_of(
+    params: Params, fixed: Params, part: Part, key: jax.Array
+  ) -> Any:
+    encoders = step.encoders(params, fixed, key)
+    return step.on_inputs(part, lambda inputs: stage.embed(encoders, inputs))
 
   def backward(given: Any, slopes: Any) -> Any:
-    params, part, key = given
+    params, fixed, part, key = given
 
     def pulled_back(inputs: EncoderInputs) -> Params:
       _, pull = jax.vjp(
-        lambda params: stage.embed(step.encoders(params, key), inputs), params
+        lambda own: stage.embed(step.encoders(own, fixed, key), inputs), params
       )
       return pull(slopes)[0]
 
-    return step.on_inputs(part, pulled_back), None, None
+    return step.on_inputs(part, pulled_back), None, None, None
 
   vectors_of.defvjp(lambda *given: (vectors_of(*given), given), backward)
 
   def compared(params: Params) -> tuple[jax.Array, WeightedLoss]:
     vectors = jax.lax.map(
-      lambda part: vectors_of(params, part, key), _parts(step, whole)
+      lambda part: vectors_of(params, fixed, part, key), _parts(step, whole)
     )
     vectors = _joined(vectors, devices=step.layout.num_devices)
     weighted = stage.compare(step.components, vectors, whole.batch)

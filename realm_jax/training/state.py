@@ -10,6 +10,8 @@ from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
+from realm_jax.models.components import Components
+from realm_jax.models.lora import split
 from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.partitioning import sharding
 
@@ -23,7 +25,7 @@ class TrainState(NamedTuple):
   Attributes:
     step: Number of steps that have been taken.
     params: Parameters by component.
-    optimizer: State of the optimizer.
+    optimizer: State of the optimizer, of the parameters that are trained.
     index: `search_in_step.RollingIndexState`, if the run keeps a rolling index.
   """
 
@@ -36,6 +38,7 @@ class TrainState(NamedTuple):
 def create_state(
   init: Callable[[jax.Array], Params],
   optimizer: optax.GradientTransformation,
+  components: Components,
   *,
   seed: int | None,
   mesh: Mesh,
@@ -47,10 +50,11 @@ def create_state(
   abstract.
 
   Raises:
-    ValueError: The mesh does not divide a parameter.
+    ValueError: The mesh does not divide a parameter, or a component's LoRA
+      names a layer that it does not have.
   """
   # Equal arguments make the same function, which is traced once.
-  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer, components)
   shapes = jax.eval_shape(boxed, jax.random.key(0))
   shardings = parameter_shardings(shapes, mesh, axis_rules)
   jax.tree_util.tree_map_with_path(
@@ -78,7 +82,9 @@ def create_state(
 def _boxed_state(
   init: Callable[[jax.Array], Params],
   optimizer: optax.GradientTransformation,
+  components: Components,
   key: jax.Array,
 ) -> TrainState:
   params = init(key)
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+  trained, _ = split(components, params)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(trained))

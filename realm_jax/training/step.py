@@ -8,7 +8,7 @@ encoders read, and of that a loss as weighted sums, which micro-batches can add
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import optax
 from jaxtyping import Array, UInt32
 
 from realm_jax.models.components import Components
+from realm_jax.models.lora import joined, split
 from realm_jax.models.parameters import Params, is_within
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training import microbatches
@@ -78,10 +79,11 @@ class TrainStep:
       is_frozen = "retriever" in self.frozen
       state, batch, found = self.search(state, batch, searched, is_frozen)
     gradient, metrics = self.gradient(state, batch)
+    trained, fixed = split(self.components, state.params)
     updates, optimizer = self.optimizer.update(
-      gradient, state.optimizer, state.params
+      gradient, state.optimizer, trained
     )
-    params = cast(Params, optax.apply_updates(state.params, updates))
+    params: Params = joined(optax.apply_updates(trained, updates), fixed)
     params = self._touched(state.params, params)
     optimizer = self._touched(state.optimizer, optimizer)
     metrics = {self.prefix + name: value for name, value in metrics.items()}
@@ -109,36 +111,38 @@ class TrainStep:
   def gradient(
     self, state: TrainState, batch: StepBatch
   ) -> tuple[Params, Metrics]:
-    """Returns the gradient of a batch's loss, and the metrics of the stage."""
+    """Returns the gradient of what is trained, and the metrics of the stage."""
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-    batch = self.stage.rerank(self.encoders(state.params, key), batch)
+    trained, fixed = split(self.components, state.params)
+    batch = self.stage.rerank(self.encoders(trained, fixed, key), batch)
     size = len(jax.tree.leaves(batch)[0])
     whole = Part(batch, jnp.arange(size, dtype=jnp.uint32))
     if self.num_microbatches > 1:
       compute = microbatches.summed_gradient
       if self.stage.compares:
         compute = microbatches.compared_gradient
-      return compute(self, state.params, whole, key)
+      return compute(self, trained, fixed, whole, key)
 
     def loss(
       params: Params, inputs: EncoderInputs
     ) -> tuple[jax.Array, WeightedLoss]:
-      weighted = self.stage.loss(self.encoders(params, key), batch, inputs)
+      encoders = self.encoders(params, fixed, key)
+      weighted = self.stage.loss(encoders, batch, inputs)
       return weighted.loss.mean, weighted
 
-    gradient_of = functools.partial(jax.grad(loss, has_aux=True), state.params)
+    gradient_of = functools.partial(jax.grad(loss, has_aux=True), trained)
     gradient, weighted = self.on_inputs(whole, gradient_of)
     return gradient, weighted.means()
 
-  def encoders(self, params: Params, dropout_key: jax.Array) -> Encoders:
+  def encoders(self, params: Params, fixed: Params, key: jax.Array) -> Encoders:
     """Returns the components as the loss applies them in this step."""
     params = jax.tree_util.tree_map_with_path(
       lambda path, leaf: (
         jax.lax.stop_gradient(leaf) if is_within(path, self.frozen) else leaf
       ),
-      params,
+      joined(params, fixed),
     )
-    return self.stage.encoders(self.components, params, dropout_key)
+    return self.stage.encoders(self.components, params, key)
 
   def on_inputs(self, part: Part, compute: Callable[[EncoderInputs], T]) -> T:
     """Returns what a function computes of the laid out inputs of a part."""

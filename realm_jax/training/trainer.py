@@ -114,6 +114,7 @@ def open_run(
       create_state(
         setup.init,
         setup.optimizer,
+        setup.components,
         # What is restored needs no initial values, and no memory for them.
         seed=None if store.steps() else data.seed,
         mesh=setup.mesh,

@@ -23,6 +23,7 @@ from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import faiss
 from realm_jax.indexes.protocol import Blocks
+from realm_jax.models import lora
 from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
@@ -62,7 +63,7 @@ _CHUNK_BYTES = 1 << 25
 def export_weights(
   model_dir: epath.PathLike,
   retriever: BertRetriever,
-  reader: BertReader | GenerativeReader,
+  reader: BertReader | GenerativeReader | None,
   output_dir: epath.PathLike,
   *,
   to: str,
@@ -76,7 +77,7 @@ def export_weights(
   Args:
     model_dir: Directory of the run.
     retriever: Retriever of the run, which has no vocabulary yet.
-    reader: Reader of the run, likewise.
+    reader: Reader of the run, likewise, if it has one.
     output_dir: Directory to make; it appears complete or not at all.
     to: `sentence_transformers` for the retriever, `hf_bert` for a BERT reader,
       or `hf_t5` for a reader that writes.
@@ -100,19 +101,20 @@ def export_weights(
   """
   require_readable(model_dir, vocab, corpus_dir)
   writes = isinstance(reader, GenerativeReader)
-  if to in (T5, HF_BERT) and writes != (to == T5):
+  if to in (T5, HF_BERT) and (reader is None or writes != (to == T5)):
     raise WeightsError(
-      f"--to={to} does not fit the reader of the run, a "
-      f"{type(reader).__name__}; want --to={T5 if writes else HF_BERT}"
+      f"--to={to} does not fit the reader of the run "
+      f"({reader and type(reader).__name__}): --to={HF_BERT} is for a "
+      f"BertReader, and --to={T5} for a GenerativeReader"
     )
   checkpoint = epath.Path(model_dir)
   if checkpoint_step is not None:
     checkpoint = checkpoint / FOLDER / str(checkpoint_step)
-  if isinstance(reader, GenerativeReader):
-    if to == T5:
-      return _export_text_reader(
-        checkpoint, reader, output_dir, vocab, corpus_dir
-      )
+  if isinstance(reader, GenerativeReader) and to == T5:
+    return _export_text_reader(
+      checkpoint, reader, output_dir, vocab, corpus_dir
+    )
+  if not isinstance(reader, BertReader):
     # The retriever alone is exported, beside a reader that says nothing.
     reader = BertReader(retriever.bert)
   with new_directory(output_dir) as directory:
@@ -134,6 +136,8 @@ def export_weights(
       store.require_vocabulary(step, model.vocabulary.digest)
       flat = flattened(store.restore(step, items=[export.part], like=like))
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
+    module = reader if export.part == READER else retriever
+    parameters = lora.merged(parameters, module.bert.lora)
     lines = write_export(export, directory, parameters, words)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from realm_jax.models import lora
 from realm_jax.models.parameters import Params
 from realm_jax.models.t5 import T5, Activation, T5Config
 from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
@@ -96,7 +97,8 @@ def read_t5(directory: Path) -> T5Weights:
 
 def export_t5(config: T5Config, params: Params, directory: Path) -> None:
   """Writes config.json and model.safetensors as Hugging Face has them."""
-  flat = {path: np.asarray(x) for path, x in flattened(params).items()}
+  arrays = {path: np.asarray(x) for path, x in flattened(params).items()}
+  flat = lora.merged(arrays, config.lora)
   tensors = dict(name_maps.write(flat, table_of(config)).values())
   safetensors.numpy.save_file(
     tensors, directory / WEIGHTS, metadata={"format": "pt"}

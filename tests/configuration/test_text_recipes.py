@@ -6,6 +6,7 @@ from realm_jax import configuration
 from realm_jax.configuration.bindings import Reference
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.generative_reader import GenerativeReader
+from realm_jax.models.lora import LoraConfig
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.models.t5 import T5Config
 from realm_jax.training.config import TrainConfig
@@ -103,3 +104,14 @@ def test_a_size_is_that_of_its_name(size):
   number += t5.num_layers * (2 * layer + cross)
   wanted = {**millions, "xl": 2800, "11b": 11000}[size]
   assert number / 1e6 == pytest.approx(wanted, rel=0.06)
+
+
+def test_a_run_over_an_import_keeps_lora(imported, tmp_path):
+  files = [imported, "gin/models/lora.gin", "gin/runs/text_to_text.gin"]
+  given = [*_DATA, _QUESTIONS, "LORA_RANK = 4"]
+  found = configuration.parsed(TrainConfig, files, given).build(TrainConfig)
+  assert found.retriever.bert.lora == found.reader.t5.lora == LoraConfig(4)
+  configuration.Kept.of(found).write(tmp_path)
+  # What other commands take of it.
+  kept = configuration.parsed(None, [str(tmp_path / "config.json")])
+  assert kept.configured(kept.names["READER"])() == found.reader

@@ -59,6 +59,7 @@ def test_sizes_that_devices_cannot_share_are_refused():
     create_state,
     functools.partial(tiny.init, "inverse_cloze"),
     make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10),
+    tiny.components(),
     seed=0,
     mesh=mesh,
   )

@@ -1,6 +1,7 @@
 """A run continues exactly from its last checkpoint, and starts from others."""
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 
@@ -29,6 +30,7 @@ from realm_jax.training.search_in_step import NO_BLOCK, RollingIndexState
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.json_lines import write_lines
+from tests.models.test_lora import LORA
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -200,6 +202,28 @@ def test_a_run_starts_from_others(store, tmp_path, start):
   ):
     with pytest.raises(CheckpointError, match=named):
       start(fresh, **sources)
+
+
+def test_lora_starts_from_a_base_model_and_continues(store, tmp_path, start):
+  mesh = make_mesh(devices=jax.devices()[:1])
+  make = functools.partial(tiny.adapted_state, optimizer=OPTIMIZER, mesh=mesh)
+  base, fresh = make(None, seed=0), make(LORA, seed=1)
+  _save(store, base)
+  begun = start(fresh, initial_checkpoint=tmp_path)
+  # It computes what the base model does, bit for bit.
+  old, new = (
+    tiny.adapted(lora)["retriever"].apply(
+      {"params": params["retriever"]}, *tiny.batch("contrastive")[:2]
+    )
+    for lora, params in ((None, base.params), (LORA, begun))
+  )
+  _assert_same(old, new)
+  trained = jax.tree.map(lambda x: x + x.dtype.type(1), fresh)
+  _save(store, trained)
+  _assert_same(_restore(store, make(LORA))[0], trained)
+  for lora in (None, dataclasses.replace(LORA, rank=3)):
+    with pytest.raises(CheckpointError, match="LORA it was trained with"):
+      start(make(lora), initial_checkpoint=tmp_path)
 
 
 def test_a_new_run_begins_with_the_newest_version(world, tmp_path):

@@ -1,15 +1,18 @@
 """The jitted step: who is updated, and what each device holds."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import traverse_util
 
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from tests.models.test_lora import LORA
 from tests.training import tiny
 
 # The clip is over both components' gradients, and decay moves all that there
@@ -92,3 +95,34 @@ def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch(stage):
     (gradient, metrics),
   )
   assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) > 0.01
+
+
+@pytest.mark.slow
+def test_lora_trains_adapters_alone():
+  mesh, ends = make_mesh(fsdp=4, model_parallelism=2), []
+  start = tiny.adapted_state(LORA, OPTIMIZER, mesh, seed=0)
+  # Where B is 0, A has no gradient.
+  start = start._replace(params=jax.tree.map(lambda x: x + 0.1, start.params))
+  batch = sharding.to_devices(tiny.batch("contrastive"), mesh)
+  of_run = {"dropout_rate": 0.0, "optimizer": OPTIMIZER}
+  for parts in (1, 2):
+    step = tiny.step("contrastive", mesh, num_microbatches=parts, **of_run)
+    step = dataclasses.replace(step, components=tiny.adapted(LORA))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
+      ends.append(jax.jit(step)(start, batch)[0])
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+  jax.tree.map(close, ends[0].optimizer, ends[1].optimizer)
+  before, after, moments = (
+    traverse_util.flatten_dict(tree, sep="/")
+    for tree in (start.params, ends[0].params, ends[0].optimizer[1].mu)
+  )
+  named = ("lora_a", "lora_b", "projection/kernel", "projection/bias")
+  moved = {p for p, x in before.items() if not np.array_equal(x, after[p])}
+  assert moved == moments.keys() == {p for p in before if p.endswith(named)}
+
+
+@pytest.mark.parametrize("field", ["target_modules", "modules_to_save"])
+def test_lora_refuses_names_of_nothing(field):
+  lora = dataclasses.replace(LORA, **{field: ["qery"]})
+  with pytest.raises(ValueError, match=r"qery, and the retriever has .* query"):
+    tiny.adapted_state(lora, OPTIMIZER, make_mesh())

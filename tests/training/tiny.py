@@ -30,7 +30,7 @@ from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.reading import Reading, ReadingBatch
 from realm_jax.training.stages.reranking import Distilled, Reranking
 from realm_jax.training.stages.stage import Encoders
-from realm_jax.training.state import TrainState
+from realm_jax.training.state import TrainState, create_state
 from realm_jax.training.step import TrainStep
 from tests.json_lines import write_lines
 
@@ -100,6 +100,22 @@ def components(*, dropout_rate=0.0):
   return Components(
     {"retriever": retriever, "reader": reader, "reranker": reranker}
   )
+
+
+def adapted(lora):
+  """The components with LoRA, or None, and three layers."""
+  made = {}
+  for name, module in components().items():
+    bert = dataclasses.replace(module.bert, num_layers=3, lora=lora)
+    made[name] = module.clone(bert=bert)
+  return Components(made)
+
+
+def adapted_state(lora, optimizer, mesh, seed=None):
+  """A state of contrastive training of these; it is abstract without a seed."""
+  made = adapted(lora)
+  create = functools.partial(OF_STAGE["contrastive"].init, made, QUERY, BLOCK)
+  return create_state(create, optimizer, made, seed=seed, mesh=mesh)
 
 
 def init(stage, key):

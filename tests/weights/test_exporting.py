@@ -1,11 +1,24 @@
 """Towers and readers go out and come back, bit for bit."""
 
+import contextlib
+import dataclasses
+import functools
 import sys
 
+import jax
+import numpy as np
 import pytest
+from flax import linen as nn
 
-from realm_jax.checkpoints.store import CheckpointError
+from harness.agreement.imported_model import ImportedModel, load
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.models.sequences import padded
+from realm_jax.models.t5 import T5, T5Config
+from realm_jax.text.vocabulary_files import write_vocabulary
 from realm_jax.weights import WeightsError, exporting
+from realm_jax.weights.mapped_weights import nested
+from realm_jax.weights.t5 import export_t5, read_t5
+from tests.models.test_lora import LORA
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
@@ -70,3 +83,39 @@ def test_what_cannot_be_expressed_is_refused(changes, word):
   model = models.bound(models.RETRIEVER.clone(**changes))
   with pytest.raises(WeightsError, match=word):
     exporting.plan_export(model, to="sentence_transformers")
+
+
+def test_exports_with_lora_compute_what_the_run_does(tmp_path):
+  lora = dataclasses.replace(LORA, modules_to_save=())
+  bert = dataclasses.replace(models.BERT, lora=lora)
+  retriever, reader = models.RETRIEVER.clone(bert=bert), models.READER
+  reader = reader.clone(bert=bert)
+  *made, words = model = models.bound(retriever, reader)
+  shapes = model.parameter_shapes(["retriever", "reader"])
+  flat = model.fresh_parameters(shapes, seed=0)
+  own = ImportedModel(*made, nested({p: x + 0.1 for p, x in flat.items()}))
+  write_vocabulary(tmp_path, words)
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    store.save(0, own.params)
+  ids, masks = np.arange(5, 29).reshape(3, 8), np.ones((3, 1), int)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+  for to, read, value in (
+    ("sentence_transformers", None, lambda one: one.query_vectors(ids)),
+    (
+      *("hf_bert", reader),
+      lambda one: one.masked_lm_logits(ids, ids[:, None], masks),
+    ),
+  ):
+    exporting.export_weights(tmp_path, retriever, read, tmp_path / to, to=to)
+    close(value(load(models.read("hf_bert", tmp_path / to))), value(own))
+
+  t5 = T5Config(40, 8, 2, None, 2, 4, 12, lora=lora)
+  params = nn.unbox(jax.jit(T5(t5).init_parameters)(jax.random.key(0)))
+  params = jax.tree.map(lambda x: x + 0.1, params)
+  export_t5(t5, params, tmp_path)
+  close(
+    *(
+      T5(config).apply({"params": params}, padded(ids), ids)
+      for config, params in ((t5, params), read_t5(tmp_path)[:2])
+    )
+  )
