@@ -126,8 +126,7 @@ class LoadedRun(TrainedRun):
         )
       if not texts:
         return []
-      retrieved = run.search(self.encode(texts), k)
-      return [*map(self.hits, retrieved.rows, retrieved.scores)]
+      return self.hits(run.search(self.encode(texts), k))
 
     return _of_each(queries, found)
 

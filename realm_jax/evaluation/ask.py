@@ -64,8 +64,7 @@ def ask(
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
     found = run.search(token_ids[own], config.num_searched)
-    hits = map(run.hits, found.rows, found.scores)
-    read = [retrieved[: config.num_read] for retrieved in hits]
+    read = [retrieved[: config.num_read] for retrieved in run.hits(found)]
     results += answer_from_blocks(
       run.require_reader(), run, questions[own], token_ids[own], read, answer
     )
@@ -139,7 +138,7 @@ def answer_from_spans(
 ) -> list[Result]:
   """Answers questions by spans: see `answer_from_blocks`."""
   rows = np.array([[hit.block.row for hit in own] for own in hits])
-  scores = np.array([[hit.score for hit in own] for own in hits], np.float32)
+  scores = np.array([[hit.relevance for hit in own] for own in hits], "f4")
   logits = run.compute(
     span_logits,
     reader,

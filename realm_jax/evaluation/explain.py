@@ -39,6 +39,7 @@ from realm_jax.evaluation.masked_sentences import (
 )
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.json_files import require_unicode
@@ -170,6 +171,7 @@ def _candidates(
   by_token = reading.log_probs[:, np.arange(len(target_ids)), target_ids]
   log_likelihoods = by_token.sum(axis=-1)
   total, shares = reading.marginalize(log_likelihoods)
+  found = SearchResult(reading.rows[None], reading.scores[None])
   return total, [
     dataclasses.replace(
       hit,
@@ -179,7 +181,7 @@ def _candidates(
       token_log_likelihoods=by_token[k].tolist(),
       utility=float(log_likelihoods[k] - log_likelihoods[0]),
     )
-    for k, hit in enumerate(run.hits(reading.rows, reading.scores))
+    for k, hit in enumerate(run.hits(found)[0])
   ]
 
 

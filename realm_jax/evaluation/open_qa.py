@@ -168,13 +168,12 @@ def _evaluate(
       # Also rows that are not taken, so that one shape is compiled.
       token_ids = batch.arrays["query"]
       found = run.search(token_ids, config.num_searched)
-      hits = [*map(run.hits, found.rows, found.scores)]
+      hits = run.hits(found)
       retrieved = [*map(_with_evidence, hits, questions)]
       if run.reranks:
         plain = run.restricted(None, rerank=False)
         found = plain.search(token_ids, config.num_searched)
-        first = map(run.hits, found.rows, found.scores)
-        before = map(_with_evidence, first, questions)
+        before = map(_with_evidence, run.hits(found), questions)
         retrieved = [
           with_first_order(line, one["evidence"])
           for line, one in zip(retrieved, before, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.indexes.protocol import SearchResult, in_order
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.cross_encoder import RERANKER, score_pairs
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ def reranked(
   token_ids: Int32[np.ndarray, "n q"],
   found: SearchResult,
   number: int,
+  k: int,
 ) -> SearchResult:
-  """Returns what was found in the order of the run's cross-encoder.
+  """Returns the k best blocks in the order of the run's cross-encoder.
 
-  The best `number` blocks get its scores. The others follow in their order,
-  with scores that fall by 1 from the least of these.
+  It scores the best `number` blocks that were found. The others follow in their
+  order, with scores that fall by 1 from the least of these.
   """
   rows = found.rows[:, :number]
   places = np.argwhere(rows != NULL_ROW)
@@ -46,8 +47,11 @@ def reranked(
   is_scored = np.isfinite(scores)
   least = scores.min(axis=1, keepdims=True, initial=np.inf, where=is_scored)
   following = least - 1 - np.arange(rest, dtype=np.float32)
-  ordered = in_order(rows, scores)
+  scores = np.concatenate([scores, following], axis=1)
+  order = np.lexsort((found.rows, -scores), axis=-1)[:, :k]
   return SearchResult(
-    np.concatenate([ordered.rows, found.rows[:, number:]], axis=1),
-    np.concatenate([ordered.scores, following], axis=1),
+    *(
+      np.take_along_axis(array, order, axis=1)
+      for array in (found.rows, scores, found.scores)
+    )
   )

@@ -52,7 +52,8 @@ class Hit:
 
   Attributes:
     block: The block; `NULL_BLOCK` has the row −1 and no words.
-    score: f(x,z), times the retriever's scale.
+    score: What the blocks are ordered by: f(x,z), times the retriever's scale,
+      or the score of a cross-encoder.
     probability: The retriever's p(z|x), over the blocks that were retrieved.
     weight: p(z|x) over the blocks that were read, by retriever and reader.
     likelihood: p(y|z,x).
@@ -63,6 +64,8 @@ class Hit:
     token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
     utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
       there is no null block.
+    retriever_score: f(x,z), times the retriever's scale, if `score` is another
+      model's.
   """
 
   block: Block
@@ -75,6 +78,13 @@ class Hit:
   contains_text: bool | None = None
   token_log_likelihoods: Sequence[float] | None = None
   utility: float | None = None
+  retriever_score: float | None = None
+
+  @property
+  def relevance(self) -> float:
+    """f(x,z), times the retriever's scale."""
+    scores = self.retriever_score, self.score
+    return next(score for score in scores if score is not None)
 
   @property
   def reward(self) -> float | None:

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Float32, Int, Int32
+from jaxtyping import Bool, Float32, Int, Int32
 from scipy.special import softmax
 
 from realm_jax.checkpoints.store import (
@@ -435,8 +435,7 @@ class TrainedRun:
       return self._search(token_ids, k, current=current)
     number = self.config.rerank_depth
     found = self._search(token_ids, max(k, number), current=current)
-    found = reranked(self, token_ids, found, number)
-    return SearchResult(found.rows[:, :k], found.scores[:, :k])
+    return reranked(self, token_ids, found, number, k)
 
   @property
   def reranks(self) -> bool:
@@ -591,15 +590,24 @@ class TrainedRun:
     found = self._in_batches(find, (token_ids, vectors))
     return SearchResult(*found), vectors
 
-  def hits(
-    self,
-    rows: Int[np.ndarray, " k"],
-    scores: Float[np.ndarray, " k"],
-  ) -> list[Hit]:
-    """Returns what was found for a query, of a `SearchResult`."""
-    probabilities = softmax(np.float64(scores)).tolist()
-    blocks = map(self.block, rows.tolist())
-    return [*map(Hit, blocks, scores.tolist(), probabilities)]
+  def hits(self, found: SearchResult) -> list[list[Hit]]:
+    """Returns what was found for each query."""
+    own = found.retriever_scores
+    probabilities = softmax(np.float64(found.scores if own is None else own), 1)
+    hits = list[list[Hit]]()
+    for query, rows in enumerate(found.rows.tolist()):
+      retrieved = [None] * len(rows) if own is None else own[query].tolist()
+      hits.append(
+        [
+          Hit(self.block(row), score, p, retriever_score=by_retriever)
+          for row, score, p, by_retriever in zip(
+            *(rows, found.scores[query].tolist()),
+            *(probabilities[query].tolist(), retrieved),
+            strict=True,
+          )
+        ]
+      )
+    return hits
 
   def block(self, row: int) -> Block:
     """Returns a block of the corpus, the edited one if it is edited."""

@@ -111,7 +111,7 @@ class _Written(NamedTuple):
 
 def _log_prior(hits: Sequence[Hit]) -> Float[np.ndarray, " k"]:
   """Returns log p(z|x) over the blocks that were read."""
-  return log_softmax([hit.score for hit in hits])
+  return log_softmax([hit.relevance for hit in hits])
 
 
 def _answers(

@@ -74,10 +74,15 @@ class QueryBatch:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-  """The best blocks of each query, best first; ties go to the lower row."""
+  """The best blocks of each query, best first; ties go to the lower row.
+
+  If another model has ordered them by its `scores`, there are also those of the
+  retriever.
+  """
 
   rows: Int32[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
+  retriever_scores: Float32[np.ndarray, "b k"] | None = None
 
 
 @runtime_checkable

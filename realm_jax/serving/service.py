@@ -139,7 +139,7 @@ class Service:
       token_ids: Int32[np.ndarray, "n q"], _: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
       found = run.search(token_ids, k)
-      for hits in map(run.hits, found.rows, found.scores):
+      for hits in run.hits(found):
         yield {"blocks": [hit.json() for hit in hits], **_source(run)}
 
     return _each(run, texts, "query", blocks)

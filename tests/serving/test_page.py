@@ -109,7 +109,7 @@ def test_a_client_of_search_r1_finds_documents(run, service):
   assert [len(one) for one in scored] == [2, 0, 2]
   assert bare["result"] == [[one["document"] for one in of] for of in scored]
   found = run.search(run.encode([_ASKED]), 2)
-  expected = run.hits(found.rows[0], found.scores[0])
+  expected = run.hits(found)[0]
   for one, hit in zip(scored[0], expected, strict=True):
     document, block = one["document"], hit.block
     title, _, text = document["contents"].partition("\n")
