@@ -200,6 +200,16 @@ def require_valid(config: object) -> None:
       )
 
 
+def alternatives(annotation: Any) -> Iterator[Any]:
+  """Yields the types of which a value may be, without their ranges."""
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType, Annotated):
+    for argument in arguments[:1] if origin is Annotated else arguments:
+      yield from alternatives(argument)
+  else:
+    yield annotation
+
+
 def parts(annotation: Any) -> Iterator[Any]:
   """Yields an annotation and all that it consists of."""
   yield annotation

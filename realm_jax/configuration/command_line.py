@@ -119,7 +119,7 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
   for name in parameters:
     text, default = f"{meaning(function, name)}.", signature[name].default
     annotation = settings.parameter_types(function)[name]
-    kinds = [*settings.parts(annotation)]
+    kinds = [*settings.alternatives(annotation)]
     if default == ():
       # Its items may have commas.
       flags.DEFINE_multi_string(name, [], text)

@@ -567,7 +567,7 @@ class TrainedRun:
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""
-    length = self.corpus.block_length
+    length = self.newest_corpus.block_length
     if retrieval is None:
       return StageContext(self.components, self.newest_corpus, None, length)
     return StageContext(self.components, self.corpus, self.snapshot, length)
@@ -617,7 +617,7 @@ class TrainedRun:
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
-    length = self.corpus.block_length
+    length = self.newest_corpus.block_length
     tokens = self.corpus.gather(rows, length)
     for row, block in self.edits.items():
       if (is_row := rows == row).any():

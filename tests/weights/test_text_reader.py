@@ -88,4 +88,4 @@ def test_the_commands_of_the_readme_answer(flan, tmp_path, command_server):
     ],
     cwd=tmp_path,
   )
-  assert done.returncode == 2 and "want --to=hf_t5" in done.stderr
+  assert done.returncode == 2 and "--to=hf_t5 for" in done.stderr
