@@ -15,11 +15,16 @@ What --directory has is not made again. Nothing else should run meanwhile.
 import contextlib
 import json
 import random
+import re
+import shutil
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import safetensors.numpy
 
 from benchmarks import flags
 from benchmarks.data.real_texts import TEXTS_DIR, judged_paragraphs
@@ -29,15 +34,39 @@ from realm_jax.console import columns
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.evaluation.scores import RETRIEVED
 from realm_jax.storage.json_files import write_json
+from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
+from realm_jax.weights.hf_files import CONFIG
+from realm_jax.weights.tensor_files import WEIGHTS
 
-_BLOCK_LENGTH, _HELD_OUT = 256, 0.4
+_BLOCK_LENGTH, _HELD_OUT, _RERANK_DEPTH = 256, 0.4, 10
 _SHOWN = ("ndcg_at_10", "recall_at_1", "examples_per_second")
-_RECIPE = "gin/runs/contrastive.gin"
-# Our runs, by name, with what they bind.
-_OURS: Mapping[str, Mapping[str, Any]] = {
-  "ours": {},
-  "ours, hard negatives": {"NUM_HARD_NEGATIVES": 1, "SWAP_SNAPSHOTS": False},
-  "ours, symmetric": {"SYMMETRIC": True},
+_MINED = {"NUM_HARD_NEGATIVES": 3, "SWAP_SNAPSHOTS": False}
+
+
+class _Ours(NamedTuple):
+  """One of our runs: its recipe, what it binds, and the run it starts from.
+
+  A cross-encoder reads a few pairs for each query, and learns from scratch what
+  a pair is: it takes fewer queries and more steps.
+  """
+
+  recipe: str = "contrastive"
+  bound: Mapping[str, Any] = {}
+  start: str = "minilm"
+  batch_share: int = 1
+  steps_factor: int = 1
+
+
+_OURS = {
+  "ours": _Ours(),
+  "ours, hard negatives": _Ours(bound=_MINED),
+  "ours, symmetric": _Ours(bound={"SYMMETRIC": True}),
+  "ours, reranker": _Ours(
+    *("reranking", {**_MINED, "LEARNING_RATE": 1e-4}, "pair"),
+    batch_share=4,
+    steps_factor=4,
+  ),
+  "ours, distilled": _Ours("distillation", _MINED, "ours, reranker"),
 }
 _PEERS = {
   "sentence-transformers, float32": "float32",
@@ -82,6 +111,18 @@ def write_data(texts_dir: Path, folder: Path) -> None:
   (folder / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
 
 
+def _write_cross_encoder(minilm: Path, folder: Path) -> None:
+  """Writes MiniLM as a cross-encoder, whose classifier is yet to be learned."""
+  config = json.loads((minilm / CONFIG).read_text())
+  config["architectures"] = ["BertForSequenceClassification"]
+  (folder / CONFIG).write_text(json.dumps(config | {"id2label": {"0": ""}}))
+  for name in ("vocab.txt", TOKENIZER_CONFIG):
+    shutil.copy(minilm / name, folder)
+  tensors = safetensors.numpy.load_file(minilm / WEIGHTS)
+  named = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+  safetensors.numpy.save_file(named, folder / WEIGHTS)
+
+
 def _run(
   module: str, gin_files: Sequence[str], *args: str, **bound: Any
 ) -> None:
@@ -119,28 +160,52 @@ class _Comparison:
       )
     return start
 
-  def train(self, name: str, seed: int, start: Path) -> tuple[Path, float]:
+  def start(self, name: str, seed: int) -> Path:
+    """Returns the run that another starts from.
+
+    That is MiniLM, MiniLM beside itself as a cross-encoder, or one of ours.
+    """
+    if name in _OURS:
+      return self.folder(name, seed)
+    run = self.directory / name
+    if not run.exists():
+      with tempfile.TemporaryDirectory() as folder:
+        _write_cross_encoder(self.minilm, Path(folder))
+        switches = f"--input={folder}", f"--output_dir={run}"
+        _run(
+          *("import_weights", [], "--from=hf_reranker", *switches),
+          f"--retriever={self.directory / 'minilm'}",
+          "--ignore=classifier/.*",
+        )
+    return run
+
+  def folder(self, name: str, seed: int) -> Path:
+    """Returns the directory of one of our runs."""
+    return self.directory / f"{re.sub('[, ]+', '_', name)}_{seed}"
+
+  def train(self, name: str, seed: int) -> tuple[Path, float]:
     """Trains one of our runs; returns it, and its examples per second."""
     given, own = self._given, _OURS[name]
-    run = self.directory / f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
+    start, run = self.start(own.start, seed), self.folder(name, seed)
+    steps = given.steps * own.steps_factor
     where = {"MODEL_DIR": run, "CORPUS_DIR": self.directory / "corpus"}
     command = gin_command(
-      *("train", [str(start / "config.json"), _RECIPE]),
+      *("train", [str(start / CONFIG), f"gin/runs/{own.recipe}.gin"]),
       **where,
       INITIAL_CHECKPOINT=start,
       TRAIN_QUESTIONS=self.data / "train.jsonl",
       NUM_NEGATIVES=0,
       SEED=seed,
-      BATCH_SIZE=given.batch,
+      BATCH_SIZE=given.batch // own.batch_share,
       BLOCK_LENGTH=_BLOCK_LENGTH,
       WEIGHT_DECAY=0.01,
-      NUM_STEPS=given.steps,
-      WARMUP_STEPS=given.steps // 10,
-      SAVE_EVERY_STEPS=given.steps,
-      **own,
+      NUM_STEPS=steps,
+      WARMUP_STEPS=steps // 10,
+      SAVE_EVERY_STEPS=steps,
+      **own.bound,
     )
     with contextlib.ExitStack() as stack:
-      if "NUM_HARD_NEGATIVES" in own and not run.exists():
+      if "NUM_HARD_NEGATIVES" in own.bound and not run.exists():
         switches = f"--model_dir={run}", f"--corpus_dir={where['CORPUS_DIR']}"
         builder = Job(
           "build_index",
@@ -182,6 +247,7 @@ class _Comparison:
         *("evaluate", ["gin/runs/eval_beir.gin"], *switches),
         BEIR_DIR=self.data,
         BLOCK_LENGTH=_BLOCK_LENGTH,
+        RERANK_DEPTH=_RERANK_DEPTH,
         OUTPUT_DIR=output,
       )
     figures = json.loads((output / METRICS).read_text())
@@ -212,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   for seed in map(int, given.seeds):
     for name in given.systems:
       if name in _OURS:
-        run, speed = comparison.train(name, seed, start)
+        run, speed = comparison.train(name, seed)
       else:
         run, speed = comparison.train_peer(_PEERS[name], seed)
       row = {**comparison.evaluate(run), "examples_per_second": speed}

@@ -31,6 +31,9 @@ class Contender(NamedTuple):
     training: Further bindings of all trainings.
     trains_blocks: Whether fine-tuning also trains the block tower, so that the
       index is rebuilt meanwhile.
+    steps: Steps of stages that are not the recipe's.
+    pretrained: Contender whose pre-training and what comes before it are this
+      one's, too.
   """
 
   title: str
@@ -39,11 +42,19 @@ class Contender(NamedTuple):
   reader: Mapping[str, Value] = {}
   training: Mapping[str, Value] = {}
   trains_blocks: bool = False
+  steps: Mapping[str, int] = {}
+  pretrained: str = ""
 
 
 _STAGES = ("reading", "reading_retrieved", "pretrain", "open_qa")
 CONTENDERS = {
   "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES),
+  "judged": Contender(
+    "the same, judged documents first",
+    *("demo", (*_STAGES[:-1], "judged", "open_qa")),
+    steps={"open_qa": 600},
+    pretrained="span",
+  ),
   "fid": Contender(
     "T5 over all blocks (EMDR²)", "readers", _STAGES, trains_blocks=True
   ),
@@ -92,11 +103,13 @@ class ReaderSteps(Steps):
       retriever = run(self.train("inverse_cloze", "inverse_cloze"))
     seconds, steps = 0.0, {}
     for stage in self.contender.stages:
-      before = self.stage(stage, retriever, before)
-      seconds += _run_in_cpu_seconds(before)
-      steps[stage] = read_rows(before.folder)[-1]["step"]
-      if stage == "pretrain":
-        retriever = before
+      made = self.stage(stage, retriever, before)
+      seconds += _run_in_cpu_seconds(made)
+      steps[stage] = read_rows(made.folder)[-1]["step"]
+      if stage in ("pretrain", "judged"):
+        retriever = made
+      if stage != "judged":
+        before = made
     assert before is not None
     # A frozen block tower is evaluated with the snapshot of fine-tuning.
     checkpoint, snapshot = 0, None
@@ -123,7 +136,8 @@ class ReaderSteps(Steps):
     self, stage: str, retriever: Step | None, reader: Step | None
   ) -> Step:
     """Returns a training, with the builder of the index that it searches."""
-    name = f"{self.name}-{stage}"
+    is_own = stage in ("judged", "open_qa") or not self.contender.pretrained
+    name = f"{self.name if is_own else self.contender.pretrained}-{stage}"
     builder = None
     if stage == "pretrain" or (
       stage == "open_qa" and self.contender.trains_blocks
@@ -135,7 +149,33 @@ class ReaderSteps(Steps):
     given = {}
     if stage.endswith("qa"):
       given["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
+    if stage in self.contender.steps:
+      steps = self.contender.steps[stage]
+      given |= {"NUM_STEPS": steps, "SAVE_EVERY_STEPS": steps}
+    if stage == "judged":
+      reader, given["TRAIN_QUESTIONS"] = None, str(self._judged())
     return self.train(name, stage, starts, reader, builder, **given)
+
+  def _judged(self) -> Path:
+    """Writes the training questions with the documents that answer them."""
+    world, path = self.folder / "world", self.folder / "judged.jsonl"
+    if not path.exists():
+      articles = {one["id"]: one for one in _lines(world / "articles.jsonl")}
+      lines = [
+        json.dumps(
+          {
+            "query": one["question"],
+            "positive_passages": [articles[id] for id in one["gold_ids"]],
+          }
+        )
+        for one in _lines(world / "questions-train.jsonl")
+      ]
+      path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+  return [*map(json.loads, path.read_text().splitlines())]
 
 
 def _run_in_cpu_seconds(step: Step) -> float:
