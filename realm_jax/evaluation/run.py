@@ -61,6 +61,7 @@ from realm_jax.models.components import (
   Components,
   Reader,
   Retriever,
+  TextReader,
   embed_blocks,
   embed_queries,
 )
@@ -256,7 +257,8 @@ class TrainedRun:
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
     # With a reader that writes, the block tower is also fine-tuned.
-    if "reader" not in components or hasattr(components["reader"], "fusion"):
+    reader = components["reader"] if "reader" in components else None
+    if reader is None or isinstance(reader, TextReader):
       wanted = [step, *used]
     open_snapshot = functools.partial(
       _load_snapshot,
