@@ -257,8 +257,7 @@ class TrainedRun:
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
     # With a reader that writes, the block tower is also fine-tuned.
-    reader = components["reader"] if "reader" in components else None
-    if reader is None or isinstance(reader, TextReader):
+    if "reader" not in components or isinstance(components.reader, TextReader):
       wanted = [step, *used]
     open_snapshot = functools.partial(
       _load_snapshot,
