@@ -11,8 +11,8 @@ can be written.
 An import has recorded no corpus: with --to=vectors or faiss give --corpus_dir.
 CHECKPOINT_STEP=None takes the newest snapshot.
 
-For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
-else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
+For the others, VOCAB=None takes the vocabulary in MODEL_DIR, which an import
+writes, or else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
 `realm_jax.evaluate --follow` has named. --gin_help lists these settings.
 
 `import_weights` reads the same parameters back, bit for bit. The command prints

@@ -1,7 +1,8 @@
 """The manifests of a corpus directory, one for each version.
 
     corpus.json          manifest of the newest version, written last
-    vocab.txt, vocab.json    the vocabulary: see `text.vocabulary_files`
+    vocab.txt, vocab.json    the vocabulary, or tokenizer.json: see
+                             `text.vocabulary_files`
     views/t5.model       that of a view: see `views.py`
     shard-00000/*.npy    arrays of documents and blocks: see `shard.py`
 

@@ -271,7 +271,7 @@ class Corpus:
     if self.vocab_sha256 != other.vocab_sha256:
       raise CorpusError(
         f"{self.source} has another vocabulary than {other.source}; "
-        f"build it again with --vocab={other.source}/vocab.txt"
+        f"build it again with --vocab={other.source}"
       )
 
   @functools.cached_property
@@ -280,8 +280,9 @@ class Corpus:
     vocabulary = read_vocabulary(self.source)
     if vocabulary.digest != self.vocab_sha256:
       raise CorpusError(
-        f"vocab.txt and vocab.json of {self.source} are not those that the "
-        "corpus was built with; put these back, or build the corpus again"
+        f"the vocabulary of {self.source} (vocab.txt and vocab.json, or "
+        "tokenizer.json) is not the one that the corpus was built with; put "
+        "that back, or build the corpus again"
       )
     return vocabulary
 

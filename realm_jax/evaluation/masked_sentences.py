@@ -105,6 +105,7 @@ def masked_query(
     RealmError: The vocabulary can spell no word of the sentence.
   """
   words, max_masks = run.vocabulary, run.config.max_masks
+  first, *others = _MASKED_PLACE.split(text)
   words.require_known(text.replace(MASK, " "))
   sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
   target_ids, source = None, repr(text)
@@ -114,7 +115,10 @@ def masked_query(
         f"{text!r} has {len(sizes)} separate places with {MASK}, and the "
         f"answer {answer!r} fills one; put the other words in their places"
       )
-    target_ids, source = [*words.encode(answer)], f"the answer {answer!r}"
+    # "Rome" has other byte pairs in "(Rome)" than in "in Rome".
+    follows = first[-1:].strip() != ""
+    target_ids = words.encode(answer, follows=follows)
+    source = f"the answer {answer!r}"
     sizes = [len(target_ids)]
     if not target_ids:
       raise ExplanationError(f"{source} has no words")
@@ -123,10 +127,9 @@ def masked_query(
       f"{source} has {sum(sizes)} wordpieces to fill in; at most {max_masks} "
       f"are scored, as in training: leave more of the words around {MASK}"
     )
-  first, *others = _MASKED_PLACE.split(text)
   masked = [*words.encode(first)]
   for size, part in zip(sizes, others, strict=True):
-    masked += [*[words.mask_id] * size, *words.encode(part)]
+    masked += [*[words.mask_id] * size, *words.encode(part, follows=True)]
   inside = np.flatnonzero(np.equal(masked, words.mask_id))
   token_ids = list(masked)
   if target_ids is not None:

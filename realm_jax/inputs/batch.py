@@ -60,13 +60,13 @@ class Batch:
     positions: Stream position of each row's example; -1 in a row that only
       fills up the batch, since it has run out of examples.
     next_positions: Stream position from which each row goes on after this
-      batch; of each stage where a run has several.
+      batch.
   """
 
   arrays: dict[str, np.ndarray]
   host: dict[str, np.ndarray]
   positions: Int64[np.ndarray, " b"]
-  next_positions: Int64[np.ndarray, "b *s"]
+  next_positions: Int64[np.ndarray, " b"]
 
   @property
   def is_real(self) -> Bool[np.ndarray, " b"]:

@@ -126,12 +126,14 @@ def read_scored(line: bytes) -> Judged:
         f"the score of a passage is {one!r:.80}; want a number, as `score` of "
         "each passage or in the list `scores`"
       )
-  if num_positives == 1 and len(scores) == num_negatives:
+  are_margins = any(fields.get(name) is not None for name in _SCORES)
+  if are_margins and num_positives == 1 and len(scores) == num_negatives:
     scores = [0.0, *(-margin for margin in scores)]
   if len(scores) != num_positives + num_negatives:
     raise RealmError(
       f"it has {len(scores)} scores for {num_positives} relevant passages and "
-      f"{num_negatives} others; want one for each"
+      f"{num_negatives} others; want one for each, or for each of the others "
+      "its margin in `scores`"
     )
   return judged._replace(scores=scores)
 

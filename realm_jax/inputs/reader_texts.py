@@ -146,7 +146,7 @@ def target_ids(
   if not view.vocabulary.sentinels and any(mark in text for text in filled):
     raise RealmError(
       f"texts have {mark}, and the vocabulary has no sentinels; add {mark} and "
-      "its successors to the vocab.txt of the corpus, or read a view of "
+      "its successors to the vocabulary of the corpus, or read a view of "
       "sentencepieces (build_corpus --view)"
     )
   return encode_texts(view.vocabulary, filled, reader.target_length)

@@ -96,6 +96,11 @@ def split(
   """
   trained: Params = {}
   fixed: Params = {}
+  # One configuration may be that of several components, of which one alone has
+  # what is saved as a whole.
+  everywhere = {
+    name for path in traverse_util.flatten_dict(params) for name in path[1:]
+  }
   for component, tree in params.items():
     module = components[component]
     encoder = getattr(module, "bert", getattr(module, "t5", None))
@@ -106,7 +111,8 @@ def split(
     flat = traverse_util.flatten_dict(tree)
     adapted = {path[-2] for path in flat if path[-1] in _ADAPTERS}
     known = {name for path in flat for name in path} - {*_ADAPTERS}
-    names = {*lora.target_modules} - adapted | {*lora.modules_to_save} - known
+    names = {*lora.target_modules} - adapted
+    names |= {*lora.modules_to_save} - everywhere
     if names:
       raise RealmError(
         f"LoraConfig names {', '.join(sorted(names))}, and the {component} has "

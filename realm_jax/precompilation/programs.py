@@ -190,18 +190,21 @@ def _of_training(
   if config.keeps_rolling_index:
     state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
-  arguments = state, setup.abstract_batch(), in_step
-  shapes = input_shapes(
-    config.stage, components, config.stage.dummy_batch(setup.empty_arrays())
-  )
-  layout = setup.layout(corpus)
-  name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  if layout.bin_counts:
-    name += f", and packed in {len(layout.bin_counts)} layouts"
-  steps = CompiledSteps(setup, layout)
-  for frozen, step in steps.trace(*arguments, first_step=0):
-    mode = ", retriever frozen" if frozen else ""
-    yield _cost(STEP, name + mode, step, arguments, topology)
+  for number, stage in enumerate(config.stages):
+    own = dataclasses.replace(setup, number=number)
+    arguments = state, own.abstract_batch(), None if number else in_step
+    shapes = input_shapes(
+      stage, components, stage.dummy_batch(own.empty_arrays())
+    )
+    layout = own.layout(corpus)
+    name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
+    if layout.bin_counts:
+      name += f", and packed in {len(layout.bin_counts)} layouts"
+    steps = CompiledSteps(own, layout)
+    for frozen, step in steps.trace(*arguments, first_step=0):
+      mode = ", retriever frozen" if frozen else ""
+      name = config.prefix_of(number) + name
+      yield _cost(STEP, name + mode, step, arguments, topology)
   if searched is None or in_step is not None:
     return
   shape = config.data.batch_size, setup.components.retriever.vector_size

@@ -59,8 +59,8 @@ def read_vocabulary(
   capitals are taken for those of cased text, with a warning.
 
   Args:
-    path: vocab.txt under any name, tokenizer.json, or a directory with one of
-      both.
+    path: vocab.txt under any name, tokenizer.json, or a directory with
+      either.
     cased: Whether text keeps its capitals; None takes what the files say.
     normalizer: Normalizer of text in lower case, unless vocab.json says it;
       None takes `bert` if Hugging Face's files are there, and else

@@ -136,7 +136,7 @@ class WordpieceVocabulary(BertVocabulary):
     return [f"the run does not know: {', '.join(unknown)}"] if unknown else []
 
   def require_known(self, text: str) -> None:
-    """Raises `ValueError` if the words of a text are unknown, all of them."""
+    """Raises `RealmError` if the words of a text are unknown, all of them."""
     known, unknown = self._words(text)
     letters = "".join(unknown)
     if letters and script(letters) and not script("".join(known)):

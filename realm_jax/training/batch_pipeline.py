@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
@@ -106,8 +106,9 @@ class BatchPipeline:
   index.
 
   Args:
+    streams: Examples of each stage.
     start_step: The run's next step.
-    resumed: State before that step, at whose positions the examples begin.
+    resumed: State before that step, at whose positions the streams begin.
     depth: Number of steps that are in preparation while a step computes. Their
       queries are embedded with parameters that are as many steps old, and a
       preempted run ends as many steps later.
@@ -116,7 +117,7 @@ class BatchPipeline:
   def __init__(
     self,
     setup: RunSetup,
-    examples: Iterator[Batch],
+    streams: Sequence[Iterator[Batch]],
     *,
     schedule: IndexSchedule | None,
     decisions: Decisions,
@@ -130,7 +131,7 @@ class BatchPipeline:
     # The main stage, which alone retrieves.
     self._stage = config.stage
     self._searches_in_step = config.retrieve_on_device
-    self._examples = examples
+    self._streams = streams
     self._schedule = schedule
     self._decisions = decisions
     self._rolling_index = rolling_index
@@ -215,9 +216,13 @@ class BatchPipeline:
     if self._schedule is not None:
       used = None if recorded is None else recorded.snapshot
       snapshot = self._schedule.at(step, recorded=used, agreed=agreed)
-    examples, stage = next(self._examples), self._setup.config.stage_of(step)
-    entry = _InFlight(step, stage, examples, self._positions, snapshot)
+    stage, positions = self._setup.config.stage_of(step), self._positions
+    examples = next(self._streams[stage])
+    entry = _InFlight(step, stage, examples, positions, snapshot)
     self._positions = examples.next_positions
+    if len(self._streams) > 1:
+      self._positions = positions.copy()
+      self._positions[:, stage] = examples.next_positions
     known = self._recorded_blocks(recorded, snapshot)
     if known is not None:
       assert recorded is not None
@@ -335,6 +340,8 @@ class BatchPipeline:
     start = time.perf_counter()
     stage = setup.config.stages[entry.stage]
     batch, metrics = stage.features(entry.examples, retrieved, context)
+    prefix = setup.config.prefix_of(entry.stage)
+    metrics = {prefix + name: value for name, value in metrics.items()}
     if snapshot is not None:
       metrics["staleness_steps"] = entry.step - snapshot.oldest_step
       metrics["snapshot"] = snapshot.step

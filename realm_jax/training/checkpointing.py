@@ -61,6 +61,7 @@ _SETTINGS = {
   "lag_steps": "LAG_STEPS and WAIT_FOR_SNAPSHOTS",
   "steps_ahead": "STEPS_AHEAD",
   "held_out_blocks": "HELD_OUT_BLOCKS",
+  "auxiliary_stages": "AUXILIARY",
 }
 
 
@@ -245,11 +246,12 @@ class Checkpointer:
     item = read_loop_item(store, step, self._vocabulary)
     self._require_reader_vocabulary(store, step)
     for name, setting in _SETTINGS.items():
-      if item[name] != self._own[name]:
+      before, now = item.get(name), self._own.get(name)
+      if before != now:
         raise CheckpointError(
-          f"{store.directory}/{step} was trained with {name}={item[name]}, not "
-          f"{self._own[name]}, and cannot be continued exactly: give {setting} "
-          "as before, or another MODEL_DIR"
+          f"{store.directory}/{step} was trained with {name}={before}, not "
+          f"{now}, and cannot be continued exactly: give {setting} as before, "
+          "or another MODEL_DIR"
         )
     like = _abstract({**state.params, "optimizer": state.optimizer})
     params = store.restore(step, items=tuple(like), like=like)

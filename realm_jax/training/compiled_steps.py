@@ -6,6 +6,7 @@ Above all, these are the steps of the run, compiled ahead of time.
 import dataclasses
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -216,10 +217,15 @@ class RunSetup(StepSetup):
   def identity(self) -> RunIdentity:
     """What a run shares with the checkpoint that it continues from."""
     config = self.config
+    of_stages: RunIdentity = {}
+    if config.auxiliary:
+      shares = [(one.name, one.share, one.task) for one in config.auxiliary]
+      of_stages["auxiliary_stages"] = zlib.crc32(repr(shares).encode())
     views: RunIdentity = {}
     if view := self.components.reader_view:
       views[READER_VOCABULARY] = self.corpus.view(view).digest
     return RunIdentity(
+      **of_stages,
       **views,
       seed=config.data.seed,
       batch_size=config.data.batch_size,
@@ -326,7 +332,6 @@ class CompiledSteps:
     if config.auxiliary:
       trained = setup.stage.trained
       untouched = tuple(name for name in state.params if name not in trained)
-    names = ["", *(f"{one.name}/" for one in config.auxiliary)]
     for frozen in sorted(modes):
       train_step = TrainStep(
         setup.stage,
@@ -338,7 +343,7 @@ class CompiledSteps:
         num_microbatches=config.num_microbatches,
         frozen=(*config.optimizer.frozen, *(["retriever"] if frozen else [])),
         untouched=untouched,
-        prefix=names[setup.number],
+        prefix=config.prefix_of(setup.number),
       )
       step = jax.jit(
         sharding.under(config.mesh.all_axis_rules, train_step),

@@ -229,13 +229,16 @@ class TrainConfig:
   def __post_init__(self) -> None:
     require_valid(self)
     retrieval = self.stage.retrieval
-    others = self.stage.trained - {"retriever"}
-    if not others and self.optimizer.freeze_retriever_steps:
-      raise RealmError(
-        "only the retriever is trained, and nothing would be in the first "
-        f"{self.optimizer.freeze_retriever_steps} steps; set "
-        "FREEZE_RETRIEVER_STEPS = 0"
-      )
+    frozen = {*self.optimizer.frozen}
+    if self.optimizer.freeze_retriever_steps:
+      frozen |= {"retriever"}
+    for stage in self.stages:
+      if stage.trained <= frozen:
+        raise RealmError(
+          f"a {type(stage).__name__} trains {', '.join(sorted(stage.trained))} "
+          "alone, which FROZEN and FREEZE_RETRIEVER_STEPS="
+          f"{self.optimizer.freeze_retriever_steps} keep as it is; change one"
+        )
     if self.retrieve_on_device and not (retrieval and retrieval.in_step):
       raise RealmError(
         f"retrieve_on_device=True: this {type(self.stage).__name__} does not "
@@ -263,6 +266,11 @@ class TrainConfig:
         f"auxiliary stages take {shares} of the steps, with STEPS_AHEAD="
         f"{self.steps_ahead}; leave some to STAGE, and set STEPS_AHEAD = 1"
       )
+    names = [one.name for one in self.auxiliary]
+    if len({*names, ""}) <= len(names):
+      raise RealmError(
+        f"the auxiliary stages are called {names}; give each a name of its own"
+      )
     lag, kept = self.refresh.lag_steps, self.checkpoints
     if self.refresh_every_steps % kept.save_every_steps:
       raise RealmError(
@@ -289,6 +297,10 @@ class TrainConfig:
         lag,
         self.num_steps,
       )
+
+  def prefix_of(self, number: int) -> str:
+    """Returns what stands before the names of a stage's metrics."""
+    return f"{self.auxiliary[number - 1].name}/" if number else ""
 
   @property
   def stages(self) -> tuple[Stage, ...]:

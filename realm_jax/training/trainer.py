@@ -2,20 +2,16 @@
 
 import contextlib
 import dataclasses
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from absl import logging
-from jaxtyping import Int64
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_signal
-from realm_jax.errors import RealmError
-from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.storage.access import require_readable, require_writable
@@ -122,25 +118,18 @@ def open_run(
       )
     )
     step, count = int(state.step), len(config.stages)
-    # All streams of a new run begin with the numbers of its rows.
-    positions = loop_state.positions.reshape(len(loop_state.positions), -1)
-    if positions.shape[1] not in (1, count):
-      raise RealmError(
-        f"{config.model_dir} was trained with {positions.shape[1]} stages, not "
-        f"{count}, and cannot be continued exactly; give AUXILIARY as before, "
-        "or another MODEL_DIR"
-      )
-    positions = np.repeat(positions, count // positions.shape[1], axis=1)
+    positions = loop_state.positions
+    if count > 1 and not store.steps():
+      # All streams of a new run begin with the numbers of its rows.
+      positions = np.stack([positions] * count, axis=1)
+      loop_state = loop_state._replace(positions=positions)
     streams = []
-    for number, own in enumerate(positions.T):
+    for number, own in enumerate(positions.reshape(len(positions), -1).T):
       of_stage = dataclasses.replace(
         config.data_of(number), corpus_version=setup.examples.version
       )
       streams.append(stream_batches(of_stage, positions=own))
       stack.callback(streams[-1].close)
-    examples = streams[0]
-    if config.auxiliary:
-      examples = _in_turns(config, streams, positions, step)
     rolling_index = None
     if config.keeps_rolling_index and step < config.num_steps:
       rolling_index = RollingIndex(setup, decisions, checkpoints)
@@ -169,7 +158,7 @@ def open_run(
       stack.callback(schedule.close)
     batches = BatchPipeline(
       setup,
-      examples,
+      streams,
       schedule=schedule,
       decisions=decisions,
       start_step=step,
@@ -183,8 +172,9 @@ def open_run(
     for number in numbers:
       own = dataclasses.replace(setup, number=number)
       compiled.append(CompiledSteps(own, own.layout(setup.examples)))
-      # A step that searches is compiled when its vectors are there.
-      if not own.searches_in_step:
+      # A step that searches is compiled when its vectors are there, and so is
+      # every step of a run whose state then has an index.
+      if not own.searches_in_step and rolling_index is None:
         compiled[-1].compile(state, own.abstract_batch())
 
     def run_step(
@@ -195,21 +185,3 @@ def open_run(
 
     run = run_step, batches, checkpoints, decisions, metrics
     yield state, OpenRun(*run, checks[-1], rolling_index)
-
-
-def _in_turns(
-  config: TrainConfig,
-  streams: Sequence[Iterator[Batch]],
-  positions: Int64[np.ndarray, "b s"],
-  step: int,
-) -> Iterator[Batch]:
-  """Yields each step's batch, from the stream of its stage.
-
-  `positions` are those of all streams before `step`, and `next_positions` those
-  after the batch.
-  """
-  for following in itertools.count(step):
-    number = config.stage_of(following)
-    batch, positions = next(streams[number]), positions.copy()
-    positions[:, number] = batch.next_positions
-    yield dataclasses.replace(batch, next_positions=positions)

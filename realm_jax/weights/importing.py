@@ -1,7 +1,8 @@
 """Imports weights of other systems into a new MODEL_DIR.
 
 MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
-MODEL_DIR/vocab.{txt,json}  for build_corpus --vocab=MODEL_DIR/vocab.txt
+MODEL_DIR/vocab.{txt,json}  for build_corpus --vocab=MODEL_DIR, or
+MODEL_DIR/tokenizer.json    of byte-level pairs
 MODEL_DIR/config.json     the model, also for --gin_file
 MODEL_DIR/imported.json   what was imported, with the commit if from the hub
 MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
@@ -64,7 +65,6 @@ from realm_jax.text.salient_spans import tag
 from realm_jax.text.sentencepieces import MODEL_FILE, read_sentencepieces
 from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.text.vocabulary_files import (
-  VOCABULARY_FILE,
   read_vocabulary,
   write_vocabulary,
 )
@@ -231,7 +231,7 @@ def _beside(
           f"--retriever={run} keeps no model; name a MODEL_DIR"
         )
       made.models.update({part: fields[part] for part in present})
-      pieces = read_vocabulary(epath.Path(run, VOCABULARY_FILE))
+      pieces = read_vocabulary(run)
       write_vocabulary(directory, pieces)
       made.digests[VOCABULARY] = pieces.digest
       if READER in present and (run / MODEL_FILE).exists():

@@ -14,7 +14,7 @@ import numpy as np
 
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.modernbert import ModernBertConfig
-from realm_jax.settings import parameter_types
+from realm_jax.settings import PositiveFloat, parameter_types
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.byte_pairs import BytePairVocabulary
 from realm_jax.text.vocabulary import BertVocabulary
@@ -97,6 +97,7 @@ def open_encoder(
   file = JsonFile(folder / CONFIG)
   for key, value in _FIXED.items():
     file.get(key, (value,), value)
+  theta = file.get("global_rope_theta", PositiveFloat)
   activation = file.get("hidden_activation", tuple(ACTIVATIONS), "gelu")
   types = parameter_types(ModernBertConfig)
   said = {
@@ -104,7 +105,9 @@ def open_encoder(
     for field, key in _KEYS.items()
     if file.entries.get(key) is not None
   }
-  bert = ModernBertConfig(**said, activation=ACTIVATIONS[activation])
+  bert = ModernBertConfig(
+    **{"local_theta": theta, **said}, activation=ACTIVATIONS[activation]
+  )
   words = read_vocabulary(folder)
   if not isinstance(words, BytePairVocabulary):
     raise WeightsError(
@@ -125,7 +128,7 @@ def open_encoder(
     *(prefix, bert, ("query", "block", READER)),
     _table(prefix, bert, around),
     _HEAD if "head.norm.weight" in tensors else (),
-    {"pooling": "cls", "title_separator": False, **fields},
+    {"pooling": "cls", "token_types": False, **fields},
   )
   return Source(tensors, "torch", [encoder], [words])
 
@@ -154,13 +157,12 @@ def written(
     table += name_maps.masked_lm_head() if masked_lm else []
     return Written(table, class_files(bert, name, words.normalization), dict)
   assert isinstance(words, BytePairVocabulary)
-  vocabulary = words
   table = _table(_CLASS if masked_lm else "", bert, around)
   table += _HEAD if masked_lm else []
 
   def theirs(tensors: Tensors) -> dict[str, np.ndarray]:
     made = {n: t for n, t in tensors.items() if not n.endswith(_NO_NORM)}
-    order = vocabulary.from_theirs(np.arange(vocabulary.size))
+    order = words.from_theirs(np.arange(words.size))
     made |= {n: made[n][order] for n in _BY_PIECE if n in made}
     return _joined(made)
 

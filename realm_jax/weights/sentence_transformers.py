@@ -223,9 +223,9 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   how = modernbert.written(bert, model.vocabulary, around=around)
   ours = name_maps.SEPARATE_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
-  has_pooler = not isinstance(bert, ModernBertConfig)
+  has_types = not isinstance(bert, ModernBertConfig)
   # Where types are among these names, the body of a pair has the type 1.
-  types = ["token_type_ids"] if retriever.token_types else []
+  types = ["token_type_ids"] if retriever.token_types and has_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
     **how.files,
@@ -247,7 +247,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
       "do_lower_case": False,
       # BERT's own pooler is not in the weights. With it, the library would warn
       # of random values. ModernBERT has none.
-      "model_args": {"add_pooling_layer": False} if has_pooler else {},
+      "model_args": {"add_pooling_layer": False} if has_types else {},
     },
     _SETTINGS: {
       "title_separator": retriever.title_separator,

@@ -128,7 +128,7 @@ def test_a_damaged_manifest(copied_corpus):
 def test_another_vocabulary_in_its_place(copied_corpus):
   with (copied_corpus / "vocab.txt").open("a") as vocab:
     vocab.write("more\n")
-  with pytest.raises(CorpusError, match="not those that the corpus"):
+  with pytest.raises(CorpusError, match="not the one that the corpus"):
     _ = Corpus.open(copied_corpus).vocabulary
 
 

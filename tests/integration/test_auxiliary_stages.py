@@ -115,5 +115,5 @@ def test_each_step_trains_its_own_and_a_resumed_run_repeats_all(
     for row, old in zip(read_rows(again), rows[start:], strict=True):
       names = {_MASKED, _JUDGED, "gradient_norm"} & row.keys()
       assert {n: row[n] for n in names} == {n: old[n] for n in names}
-  with pytest.raises(RealmError, match="was trained with 2 stages, not 1"):
+  with pytest.raises(RealmError, match="give AUXILIARY as before"):
     commands.train("pretrain_judged", again, **settings, AUXILIARY=[])

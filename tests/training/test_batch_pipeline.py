@@ -150,6 +150,7 @@ def open_stream(monkeypatch):
       stage=stage,
       stages=(stage,),
       stage_of=lambda step: 0,
+      prefix_of=lambda stage: "",
       data=types.SimpleNamespace(block_length=tiny.BLOCK),
       mesh=MeshConfig(),
       retrieve_on_device=False,
@@ -165,7 +166,7 @@ def open_stream(monkeypatch):
     )
     stream = BatchPipeline(
       setup,
-      _examples(resumed.positions[0] // BATCH),
+      [_examples(resumed.positions[0] // BATCH)],
       schedule=schedule,
       decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10

@@ -225,7 +225,7 @@ def _by_host(run, config, batch):
     )
     pipeline = BatchPipeline(
       setup,
-      iter([batch]),
+      [iter([batch])],
       schedule=schedule,
       decisions=decisions,
       start_step=0,

@@ -117,6 +117,9 @@ def test_an_export_is_what_was_imported(tmp_path, words, name, to):
     np.testing.assert_array_equal(tensor, theirs[key][: len(tensor)])
   assert ours.keys() == theirs.keys() - {"decoder.weight"}
   assert read_vocabulary(out).digest == words.digest
+  # The library would give the model what it does not take.
+  tokenizer = json.loads((out / "tokenizer_config.json").read_text())
+  assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
 
 
 def test_tokens_have_their_places_in_the_text(words):
