@@ -279,4 +279,7 @@ def _read_classifier(
     system="torch",
     allowed={**UNUSED, **dict.fromkeys(ignore, "named by --ignore")},
   )
+  if fresh := flat.keys() - parameters.keys():
+    values = jax.jit(lambda: flattened(init()))()
+    parameters |= {path: np.asarray(values[path]) for path in fresh}
   return nested(parameters), lines

@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from realm_jax.checkpoints.store import locate
 from realm_jax.weights import WeightsError
@@ -55,6 +56,15 @@ def test_a_run_keeps_its_components_and_gets_the_cross_encoder(
   read = read_cross_encoder(tmp_path / "cross")
   models.assert_same_bits(reranker, read.params)
   assert reranker["classifier"]["bias"].tolist() == [1.0]
+  # An encoder that has scored nothing yet begins with a random classifier.
+  folder = tmp_path / "cross"
+  weights = models.tensors(folder)
+  save_file(
+    {n: w for n, w in weights.items() if not n.startswith("classifier")},
+    folder / "model.safetensors",
+  )
+  fresh = read_cross_encoder(folder, ["classifier/.*"]).params["classifier"]
+  assert fresh["bias"].tolist() == [0.0] and fresh["kernel"].any()
 
 
 @pytest.mark.parametrize(
