@@ -16,6 +16,7 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
+_JUDGED = "judged.jsonl"
 _COLUMNS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
 
 
@@ -101,6 +102,8 @@ class ReaderSteps(Steps):
     retriever = before = None
     if reads:
       retriever = run(self.train("inverse_cloze", "inverse_cloze"))
+    if "judged" in self.contender.stages:
+      self._write_judged()
     seconds, steps = 0.0, {}
     for stage in self.contender.stages:
       made = self.stage(stage, retriever, before)
@@ -153,12 +156,12 @@ class ReaderSteps(Steps):
       steps = self.contender.steps[stage]
       given |= {"NUM_STEPS": steps, "SAVE_EVERY_STEPS": steps}
     if stage == "judged":
-      reader, given["TRAIN_QUESTIONS"] = None, str(self._judged())
+      reader, given["TRAIN_QUESTIONS"] = None, self.path(_JUDGED)
     return self.train(name, stage, starts, reader, builder, **given)
 
-  def _judged(self) -> Path:
+  def _write_judged(self) -> None:
     """Writes the training questions with the documents that answer them."""
-    world, path = self.folder / "world", self.folder / "judged.jsonl"
+    world, path = self.folder / "world", self.folder / _JUDGED
     if not path.exists():
       articles = {one["id"]: one for one in _lines(world / "articles.jsonl")}
       lines = [
@@ -171,7 +174,6 @@ class ReaderSteps(Steps):
         for one in _lines(world / "questions-train.jsonl")
       ]
       path.write_text("\n".join([*lines, ""]))
-    return path
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
@@ -39,7 +40,6 @@ from realm_jax.evaluation.masked_sentences import (
 )
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
-from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.json_files import require_unicode
@@ -171,7 +171,12 @@ def _candidates(
   by_token = reading.log_probs[:, np.arange(len(target_ids)), target_ids]
   log_likelihoods = by_token.sum(axis=-1)
   total, shares = reading.marginalize(log_likelihoods)
-  found = SearchResult(reading.rows[None], reading.scores[None])
+  hits = map(
+    Hit,
+    map(run.block, reading.rows.tolist()),
+    reading.scores.tolist(),
+    softmax(reading.scores).tolist(),
+  )
   return total, [
     dataclasses.replace(
       hit,
@@ -181,7 +186,7 @@ def _candidates(
       token_log_likelihoods=by_token[k].tolist(),
       utility=float(log_likelihoods[k] - log_likelihoods[0]),
     )
-    for k, hit in enumerate(run.hits(found)[0])
+    for k, hit in enumerate(hits)
   ]
 
 

@@ -236,8 +236,8 @@ class TrainConfig:
       if stage.trained <= frozen:
         raise RealmError(
           f"a {type(stage).__name__} trains {', '.join(sorted(stage.trained))} "
-          "alone, which FROZEN and FREEZE_RETRIEVER_STEPS="
-          f"{self.optimizer.freeze_retriever_steps} keep as it is; change one"
+          "alone, which FROZEN or FREEZE_RETRIEVER_STEPS keeps as it is; set "
+          "FREEZE_RETRIEVER_STEPS = 0, or leave it out of FROZEN"
         )
     if self.retrieve_on_device and not (retrieval and retrieval.in_step):
       raise RealmError(
