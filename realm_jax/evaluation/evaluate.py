@@ -94,36 +94,9 @@ def follow(
     require_writable(model_dir, folder)
     stop = Agreement("end of following").stop_event(own_stop)
     agreement = Agreement("followed run", while_waiting=stop.is_set)
-
-    def record(evaluating: int | None = None) -> BestCheckpoint:
-      """Records the best checkpoint by now; the trainer keeps it, and this."""
-      before = best = read_best(model_dir)
-      if best is None or best.metric != best_metric:
-        best = BestCheckpoint(best_metric)
-      # The lowest loss or perplexity is the best, such as `perplexity_null`.
-      is_cost = best_metric.endswith("loss") or best_metric.startswith(
-        "perplexity"
-      )
-      sign, present = -1 if is_cost else 1, checkpoints.steps()
-      for step in (step for step in _evaluated(folder) if step in present):
-        figures = _figures(folder, step)
-        value = figures.get(best_metric)
-        if not isinstance(value, float):
-          known = (name for name, v in figures.items() if isinstance(v, float))
-          raise RealmError(
-            f"BEST_METRIC={best_metric!r} is no metric of this evaluation; it "
-            f"has {', '.join(known)}"
-          )
-        if best.value is None or sign * value > sign * best.value:
-          best = dataclasses.replace(best, step=step, value=value)
-          logging.info(
-            "checkpoint %d is the best: %s %.4f", step, best_metric, value
-          )
-      best = dataclasses.replace(best, evaluating=evaluating)
-      # Without a checkpoint there is nothing to record.
-      if best != before and (best.kept or before is not None):
-        write_best(model_dir, best)
-      return best
+    record = functools.partial(
+      _record_best, model_dir, checkpoints, folder, best_metric
+    )
 
     def next_step() -> int | None:
       """Waits for a checkpoint to evaluate; returns None at the end."""
@@ -132,7 +105,7 @@ def follow(
         for step in checkpoints.steps():
           is_wanted = follow_until_step is None or step <= follow_until_step
           if is_wanted and step not in done:
-            record(step)
+            record(evaluating=step)
             # The trainer may have removed it before it knew.
             if step in checkpoints.steps():
               return step
@@ -184,6 +157,44 @@ def _evaluated(folder: epath.Path) -> list[int]:
   """Returns the evaluated steps, of checkpoints that may be gone."""
   steps = sorted(int(s) for s in list_names(folder) if s.isdigit())
   return [s for s in steps if (folder / str(s) / METRICS).exists()]
+
+
+def _record_best(
+  model_dir: epath.Path,
+  checkpoints: CheckpointStore,
+  folder: epath.Path,
+  metric: str,
+  *,
+  evaluating: int | None = None,
+) -> BestCheckpoint:
+  """Records the best checkpoint by now, and returns the record.
+
+  The trainer keeps it, and the one that is named as being evaluated.
+  """
+  before = best = read_best(model_dir)
+  if best is None or best.metric != metric:
+    best = BestCheckpoint(metric)
+  # The lowest loss or perplexity is the best, such as `perplexity_null`.
+  is_cost = metric.endswith("loss") or metric.startswith("perplexity")
+  sign = -1 if is_cost else 1
+  present = checkpoints.steps()
+  for step in (step for step in _evaluated(folder) if step in present):
+    figures = _figures(folder, step)
+    value = figures.get(metric)
+    if not isinstance(value, float):
+      known = (name for name, v in figures.items() if isinstance(v, float))
+      raise RealmError(
+        f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
+        f"{', '.join(known)}"
+      )
+    if best.value is None or sign * value > sign * best.value:
+      best = dataclasses.replace(best, step=step, value=value)
+      logging.info("checkpoint %d is the best: %s %.4f", step, metric, value)
+  best = dataclasses.replace(best, evaluating=evaluating)
+  # Without a checkpoint there is nothing to record.
+  if best != before and (best.kept or before is not None):
+    write_best(model_dir, best)
+  return best
 
 
 def _figures(folder: epath.Path, step: int) -> Figures:

@@ -36,6 +36,8 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
 RematPolicy = Literal[
   "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
 ]
+# What turns queries or keys [n, d] by the positions [n] of their tokens.
+Rotation = Callable[[jax.Array, jax.Array], jax.Array]
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
 # Deviation of the noise of matrices near the identity.
@@ -245,7 +247,9 @@ def layer_norm(
 class SelfAttention(nn.Module):
   """Attention of tokens to the tokens of their own sequence.
 
-  `first` holds the tokens that attend: each row's first few, or all.
+  `first` holds the tokens that attend: each row's first few, or all. They
+  attend within their `reach`, if it is given, and `rotate` gives queries and
+  keys their positions, of which it gets each row's first.
   """
 
   config: BertConfig
@@ -256,13 +260,19 @@ class SelfAttention(nn.Module):
     hidden: Float[Array, "n d"],
     first: Float[Array, "m d"],
     sequences: Sequences,
+    *,
+    rotate: Rotation | None = None,
+    reach: Int[AnyArray, ""] | None = None,
   ) -> Float[Array, "m d"]:
     config = self.config
     size, init = config.hidden_size, config.projection_init
 
     def project(name: str, x: Float[Array, "_ d"]) -> Float[Array, "_ d"]:
-      layer = dense(config, size, ("embed", "heads"), name, init=init)
-      x = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
+      x = dense(config, size, ("embed", "heads"), name, init=init)(x)
+      if rotate is not None and name != "value":
+        position = sequences.position[:, : len(x) // len(sequences.position)]
+        x = rotate(x, jnp.asarray(position).reshape(-1))
+      x = checkpoint_name(matmul.as_operand(x), attention.KEPT)
       return nn.with_logical_constraint(x, attention.AXES)
 
     drops = is_dropping(self, config.dropout_rate)
@@ -280,6 +290,7 @@ class SelfAttention(nn.Module):
       mask_value=config.attention_mask_value,
       dropout_rate=config.dropout_rate if drops else 0.0,
       cudnn=config.attention == "cudnn",
+      reach=reach,
     )
     output = dense(config, size, ("heads", "embed"), "output", init=init)
     return nn.with_logical_constraint(output(context), HIDDEN)

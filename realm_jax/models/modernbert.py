@@ -5,13 +5,14 @@ stands wherever a `BertConfig` does.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, attention, matmul
@@ -20,6 +21,7 @@ from realm_jax.models.bert import (
   HIDDEN,
   Activation,
   BertConfig,
+  SelfAttention,
   apply_layer,
   dense,
   layer_norm,
@@ -27,7 +29,7 @@ from realm_jax.models.bert import (
   require_positions,
   scan_layers,
 )
-from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.dropout import Dropout
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
 
@@ -96,11 +98,19 @@ class _Layer(nn.Module):
     num_queries = len(first) // len(sequences.token_ids)
     tokens = sequences.dropout_keys[:, :num_queries].reshape(-1)
     norm = layer_norm(config, "attention_norm")
-    attended = _SelfAttention(config, name="attention")(
+    is_global = number % config.global_every == 0
+    attended = SelfAttention(config, name="attention")(
       jnp.where(number == 0, hidden, norm(hidden)),
       jnp.where(number == 0, first, norm(first)),
       sequences,
-      number % config.global_every == 0,
+      rotate=functools.partial(
+        rotated,
+        head_size=config.hidden_size // config.num_heads,
+        theta=jnp.where(is_global, config.global_theta, config.local_theta),
+      ),
+      reach=jnp.where(
+        is_global, config.max_positions, config.local_window // 2
+      ),
     )
     attended = Dropout(rate, name="attention_dropout")(attended, tokens)
     hidden = checkpoint_name(first + attended, attention.KEPT)
@@ -118,55 +128,6 @@ class _Layer(nn.Module):
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
     hidden = checkpoint_name(hidden + outer, attention.KEPT)
     return nn.with_logical_constraint(hidden, HIDDEN)
-
-
-class _SelfAttention(nn.Module):
-  """Attention with rotary positions, to all of a sequence or to neighbours."""
-
-  config: ModernBertConfig
-
-  @nn.compact
-  def __call__(
-    self,
-    hidden: Float[Array, "n d"],
-    first: Float[Array, "m d"],
-    sequences: Sequences,
-    is_global: Bool[AnyArray, ""],
-  ) -> Float[Array, "m d"]:
-    config, size = self.config, self.config.hidden_size
-    head_size = size // config.num_heads
-    theta = jnp.where(is_global, config.global_theta, config.local_theta)
-    reach = jnp.where(is_global, config.max_positions, config.local_window // 2)
-
-    def project(
-      name: str, x: Float[Array, "_ d"], *, rotates: bool
-    ) -> Float[Array, "_ d"]:
-      x = dense(config, size, ("embed", "heads"), name)(x)
-      if rotates:
-        position = sequences.position[:, : len(x) // len(sequences.position)]
-        x = rotated(x, position.reshape(-1), head_size=head_size, theta=theta)
-      x = checkpoint_name(matmul.as_operand(x), attention.KEPT)
-      return nn.with_logical_constraint(x, attention.AXES)
-
-    drops = is_dropping(self, config.dropout_rate)
-    num_queries = len(first) // len(sequences.token_ids)
-    tokens = sequences.dropout_keys[:, :num_queries]
-    context = attention.attend(
-      project("query", first, rotates=True),
-      project("key", hidden, rotates=True),
-      project("value", hidden, rotates=False),
-      sequence=sequences.sequence,
-      position=sequences.position,
-      tokens=hash_tokens(self, tokens) if drops else tokens,
-      head_size=head_size,
-      max_positions=config.max_positions,
-      mask_value=config.attention_mask_value,
-      dropout_rate=config.dropout_rate if drops else 0.0,
-      cudnn=config.attention == "cudnn",
-      reach=reach,
-    )
-    output = dense(config, size, ("heads", "embed"), "output")
-    return nn.with_logical_constraint(output(context), HIDDEN)
 
 
 def rotated(

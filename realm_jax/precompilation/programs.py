@@ -197,13 +197,13 @@ def _of_training(
       stage, components, stage.dummy_batch(own.empty_arrays())
     )
     layout = own.layout(corpus)
-    name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
+    name = config.prefix_of(number)
+    name += ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
     if layout.bin_counts:
       name += f", and packed in {len(layout.bin_counts)} layouts"
     steps = CompiledSteps(own, layout)
     for frozen, step in steps.trace(*arguments, first_step=0):
       mode = ", retriever frozen" if frozen else ""
-      name = config.prefix_of(number) + name
       yield _cost(STEP, name + mode, step, arguments, topology)
   if searched is None or in_step is not None:
     return

@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 from absl import logging
+from jaxtyping import Int64
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_signal
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.compiled_steps import CompiledSteps, set_up
+from realm_jax.training.compiled_steps import CompiledSteps, RunSetup, set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import open_schedule
@@ -118,18 +120,11 @@ def open_run(
       )
     )
     step, count = int(state.step), len(config.stages)
-    positions = loop_state.positions
     if count > 1 and not store.steps():
       # All streams of a new run begin with the numbers of its rows.
-      positions = np.stack([positions] * count, axis=1)
+      positions = np.stack([loop_state.positions] * count, axis=1)
       loop_state = loop_state._replace(positions=positions)
-    streams = []
-    for number, own in enumerate(positions.reshape(len(positions), -1).T):
-      of_stage = dataclasses.replace(
-        config.data_of(number), corpus_version=setup.examples.version
-      )
-      streams.append(stream_batches(of_stage, positions=own))
-      stack.callback(streams[-1].close)
+    streams = stack.enter_context(_streams(setup, loop_state.positions))
     rolling_index = None
     if config.keeps_rolling_index and step < config.num_steps:
       rolling_index = RollingIndex(setup, decisions, checkpoints)
@@ -185,3 +180,21 @@ def open_run(
 
     run = run_step, batches, checkpoints, decisions, metrics
     yield state, OpenRun(*run, checks[-1], rolling_index)
+
+
+@contextlib.contextmanager
+def _streams(
+  setup: RunSetup, positions: Int64[np.ndarray, "b *s"]
+) -> Iterator[list[Iterator[Batch]]]:
+  """Opens the examples of each stage, at its positions."""
+  with contextlib.ExitStack() as stack:
+    streams = list[Iterator[Batch]]()
+    for number, own in enumerate(positions.reshape(len(positions), -1).T):
+      data = dataclasses.replace(
+        setup.config.data_of(number), corpus_version=setup.examples.version
+      )
+      stream = stack.enter_context(
+        contextlib.closing(stream_batches(data, positions=own))
+      )
+      streams.append(stream)
+    yield streams
