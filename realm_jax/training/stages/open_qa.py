@@ -143,7 +143,7 @@ class OpenQa(Stage):
       scores if self.index_scores else context.vectors(rows),
       context.gather(read),
       has_answer,
-      _is_answer(questions, read, context),
+      answer_spans(questions, read, context),
     )
     return made, {"recall_at_5": float(recall)}
 
@@ -203,12 +203,12 @@ class OpenQa(Stage):
     )
 
 
-def _is_answer(
+def answer_spans(
   questions: Sequence[QuestionAnswers],
   rows: Int[np.ndarray, "b k"],
   context: StageContext,
 ) -> Bool[np.ndarray, "b k l w"]:
-  """Returns which spans of the blocks to read are answers."""
+  """Returns whether the span of a start and a width of blocks is an answer."""
   assert context.answers is not None
   width = context.components.span_reader.max_answer_width
   length = context.block_length
