@@ -277,7 +277,7 @@ class TrainedRun:
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
-    # With a reader that writes, or of paths, the block tower is fine-tuned, too.
+    # A reader that writes, or reads paths, may have the block tower trained.
     is_own = "reader" not in components or config.paths is not None
     if is_own or isinstance(components.reader, TextReader):
       wanted = [step, *used]
