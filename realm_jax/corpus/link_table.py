@@ -30,6 +30,8 @@ class LinkTable:
     for line_number, line in enumerate(lines_of(path), start=1):
       try:
         source, target = line.decode().rstrip("\r\n").split("\t")
+        if not (source.strip() and target.strip()):
+          raise ValueError("a title is empty")
       except ValueError as error:
         raise InputError(
           f"{path}:{line_number} is no line of a table of links ({error}); "
