@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
-from realm_jax.corpus.links import Linker, LinkSource
+from realm_jax.corpus.link_table import LinkTable
+from realm_jax.corpus.links import Linker, LinkSource, find_mentions
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
@@ -74,6 +76,7 @@ def build_corpus(
   fields: Sequence[str] = (),
   drop_titles: Sequence[str] = (),
   links: LinkSource = "given",
+  link_table: str | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
   overwrite: bool = False,
@@ -118,8 +121,12 @@ def build_corpus(
       for its lists and disambiguation pages (List of, Index of, Outline of,
       (disambiguation)), as in REALM; in an update by default those of the
       build, and "" is none.
-    links: Where links between documents come from: given, the field `links` of
-      a document, or none.
+    links: Where links to other documents come from: given, the field `links` of
+      a document; mentions, also the titles in the text of a document without
+      links, but those that 1% of the texts mention; or none. An update does the
+      same.
+    link_table: File of further links, with the title of a document, a tab and a
+      title that it links to on each line; may be compressed.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
     skip_bad_lines: Whether lines that are malformed or repeat an id are
       counted instead of raising an error.
@@ -149,9 +156,17 @@ def build_corpus(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   _require_valid(vocab, block_length, workers, runner, pipeline_options)
+  if links not in typing.get_args(LinkSource):
+    raise CorpusError(f"--links={links}; give given, mentions or none")
+  if runner is not None and link_table is not None:
+    raise CorpusError(
+      "--link_table is read into the memory of this machine, and --runner uses "
+      "others; give --workers instead"
+    )
   require_language(language)
   output_dir = epath.Path(output_dir)
-  require_readable(*inputs, vocab, output_dir)
+  tables = [link_table] if link_table else []
+  require_readable(*inputs, *tables, vocab, output_dir)
   parsed_views = parse_views(view)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
@@ -163,7 +178,10 @@ def build_corpus(
     unescape_html=unescape_html,
     reads_links=links != "none",
   )
-  source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+  table = LinkTable(link_table) if link_table else None
+  source = DocumentSource(
+    inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+  )
   summary = source.summary
   if words is None:
     # Imported late: it imports TensorFlow, which is the extra `train`.
@@ -182,13 +200,18 @@ def build_corpus(
   name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
+  mentions = None
+  if links == "mentions":
+    titles = (document.title for document in source.documents())
+    texts = (document.text for document in source.documents(stride))
+    mentions = find_mentions(titles, texts)
   blocks = BlockBuilder(
     vocabulary=words,
     corpus_name=name,
     block_length=block_length,
     language=language,
     tagger=tagger_of(tagger, language, summary, sample),
-    linker=Linker(known=source.title_keys) if links != "none" else None,
+    linker=Linker(known=source.title_keys, mentions=mentions),
   )
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)

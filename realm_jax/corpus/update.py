@@ -17,6 +17,7 @@ can be lost between that check and its own write.
 
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
-from realm_jax.corpus.links import Linker
+from realm_jax.corpus.link_table import LinkTable
+from realm_jax.corpus.links import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
@@ -65,6 +67,7 @@ def update_corpus(
   *,
   tagger: Tagger | str | None = "default",
   drop_titles: Sequence[str] | None = None,
+  link_table: str | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
 ) -> UpdateSummary:
@@ -83,6 +86,8 @@ def update_corpus(
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
       the corpus has them. None takes the texts of the build.
+    link_table: File of further links of documents that are added or replace
+      others; unchanged ones keep theirs.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 
@@ -96,7 +101,7 @@ def update_corpus(
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  require_readable(*inputs)
+  require_readable(*inputs, *([link_table] if link_table else []))
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
     summary = UpdateSummary(version=corpus.version)
@@ -112,24 +117,29 @@ def update_corpus(
       reads_links=corpus.link_source != "none",
       of_update=True,
     )
-    source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+    table = LinkTable(link_table) if link_table else None
+    source = DocumentSource(
+      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+    )
     summary.new = source.summary
 
-    linker = None
-    if reader.reads_links:
-      known = source.title_keys
-      if source.has_links:
-        known = np.union1d(known, corpus.graph.titles.keys)
-      linker = Linker(known=known)
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
     sample = (corpus.block(row).text for row in rows)
+    known, mentions = source.title_keys, None
+    if source.has_links or corpus.link_source == "mentions":
+      known = np.union1d(known, corpus.graph.titles[0])
+    if corpus.link_source == "mentions":
+      new = (document.title for document in source.documents())
+      titles = itertools.chain(*(s.titles() for s in corpus.shards), new)
+      texts = (corpus.block(row).text for row in rows)
+      mentions = find_mentions(titles, texts)
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       language=corpus.language,
       tagger=tagger_of(tagger, corpus.language, summary.new, sample),
-      linker=linker,
+      linker=Linker(known=known, mentions=mentions),
     )
     existing = _ExistingDocuments(corpus)
     views: Any = {name: corpus.view(name).vocabulary for name in corpus.views}

@@ -41,11 +41,15 @@ WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
 
 class Question(NamedTuple):
-  """A question, its alternative answers, and its id if it has one."""
+  """A question, its alternative answers, and its id if it has one.
+
+  `gold_titles` are those of the documents that answer it together, in order.
+  """
 
   question: str
   answers: Sequence[str]
   question_id: str = ""
+  gold_titles: Sequence[str] = ()
 
 
 # Makes a question of a line's object; raises ValueError or KeyError if it is
@@ -63,6 +67,7 @@ def listed(items: Sequence[str]) -> str:
 def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
+  The distinct titles of HotpotQA's `supporting_facts` are its `gold_titles`.
   A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
   `output`, a list of objects, of which some have an `answer`, and others only
   the provenance of one.
@@ -82,11 +87,20 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   answers = [answers] if isinstance(answers, str) else answers
   if not isinstance(answers, list) or not answers:
     raise RealmError(f"the answer is {answers!r}")
-  question_id = fields.get("id")
+  question_id = fields.get("id", fields.get("_id"))
   question_id = "" if question_id is None else str(question_id)
   require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
-  return Question(question, texts, question_id)
+  facts: Any = fields.get("supporting_facts") or []
+  if not isinstance(facts, list) or not all(
+    isinstance(fact, list) and fact[:1] and isinstance(fact[0], str)
+    for fact in facts
+  ):
+    raise RealmError(
+      f"the supporting facts are {facts!r}; want a list of [title, sentence]"
+    )
+  titles = dict.fromkeys(title for title, *_ in facts)
+  return Question(question, texts, question_id, (*titles,))
 
 
 def _text(value: JsonValue, name: str) -> str:
@@ -189,7 +203,7 @@ class QuestionRecords:
         f"all: {listed(named)}"
       )
     unusable = []
-    for _, answers, name in self.questions:
+    for _, answers, name, _ in self.questions:
       patterns = answers if self._answer_kind == "regex" else ()
       reasons = {text: compiled(text).problem for text in patterns}
       if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:

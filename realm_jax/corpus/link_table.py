@@ -1,0 +1,59 @@
+"""A table of links between titles, such as Wikipedia's, beside the documents.
+
+Each line has the title of a page and a title that it links to, with a tab
+between. A file may be compressed (.gz, .bz2, .xz, .zst). Every document with
+the title of a page has its links.
+"""
+
+import array
+
+import numpy as np
+from etils import epath
+
+from realm_jax.corpus import InputError
+from realm_jax.corpus.documents import Document, Link
+from realm_jax.corpus.links import normalized_title
+from realm_jax.storage.line_files import lines_of
+
+
+class LinkTable:
+  """The links of a table: 8 bytes of memory for each, and each title once.
+
+  Raises:
+    InputError: A line is none of a table.
+  """
+
+  def __init__(self, path: epath.PathLike):
+    numbers: dict[str, int] = {}
+    ends = array.array("i"), array.array("i")
+    texts, known = ["", ""], [-1, -1]
+    for line_number, line in enumerate(lines_of(path), start=1):
+      try:
+        source, target = line.decode().rstrip("\r\n").split("\t")
+        if not (source.strip() and target.strip()):
+          raise ValueError("a title is empty")
+      except ValueError as error:
+        raise InputError(
+          f"{path}:{line_number} is no line of a table of links ({error}); "
+          "want two titles in UTF-8, with a tab between"
+        ) from None
+      for i, text in enumerate((source, target)):
+        # The lines of a page mostly follow each other.
+        if text != texts[i] or known[i] < 0:
+          texts[i], title = text, normalized_title(text)
+          known[i] = numbers.setdefault(title, len(numbers))
+        ends[i].append(known[i])
+    pages, targets = map(np.asarray, ends)
+    self._numbers, self._titles = numbers, [*numbers]
+    counts = np.bincount(pages, minlength=len(numbers))
+    self._offsets = np.append(0, np.cumsum(counts))
+    self._targets = targets[np.argsort(pages, kind="stable")]
+
+  def attached(self, document: Document) -> Document:
+    """Returns a document with its links of the table."""
+    page = self._numbers.get(normalized_title(document.title))
+    if page is None:
+      return document
+    own = self._targets[slice(*self._offsets[page : page + 2])]
+    links = [Link(self._titles[number]) for number in own.tolist()]
+    return document._replace(table_links=links)
