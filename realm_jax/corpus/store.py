@@ -3,8 +3,9 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
+from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.corpus.views import View
@@ -324,6 +326,27 @@ class Corpus:
     index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
     rows = self._id_order[np.minimum(index, self.num_blocks - 1)]
     return np.where(self.block_ids[rows] == ids, rows, np.int32(NULL_ROW))
+
+  def document_rows(self, document_id: str) -> Int[np.ndarray, " n"]:
+    """Returns the rows of a document's blocks, int32; none if it is missing."""
+    rows = list[int]()
+    while True:
+      number = block_id(self.name, document_id, len(rows))
+      if (row := int(self.rows_of(np.int64(number)))) == NULL_ROW:
+        return np.array(rows, np.int32)
+      rows.append(row)
+
+  def titled(self, titles: Iterable[str]) -> dict[str, str]:
+    """Returns the id of the first document of each title; reads all titles."""
+    wanted, found = {title.encode() for title in titles}, dict[str, str]()
+    for shard in self.shards:
+      texts = shard.array("titles").tobytes()
+      limits = itertools.pairwise(shard.array("titles_offsets").tolist())
+      for document, limit in enumerate(limits):
+        if (title := texts[slice(*limit)]) in wanted:
+          name = shard.item("document_ids", document).tobytes().decode()
+          found.setdefault(title.decode(), name)
+    return found
 
   # --- One block --------------------------------------------------------
 

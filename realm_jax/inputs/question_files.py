@@ -41,11 +41,17 @@ WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
 
 class Question(NamedTuple):
-  """A question, its alternative answers, and its id if it has one."""
+  """A question, its alternative answers, and its id if it has one.
+
+  The documents that lead to the answer, in their order, are known by their ids
+  or by their titles, if at all.
+  """
 
   question: str
   answers: Sequence[str]
   question_id: str = ""
+  gold_ids: Sequence[str] = ()
+  gold_titles: Sequence[str] = ()
 
 
 # Makes a question of a line's object; raises ValueError or KeyError if it is
@@ -62,6 +68,9 @@ def listed(items: Sequence[str]) -> str:
 
 def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
+
+  Of the documents that lead to the answer, "gold_ids" has the ids, or
+  "gold_titles" the titles, in the order of their path.
 
   A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
   `output`, a list of objects, of which some have an `answer`, and others only
@@ -86,7 +95,15 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   question_id = "" if question_id is None else str(question_id)
   require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
-  return Question(question, texts, question_id)
+  gold = {}
+  for name in ("gold_ids", "gold_titles"):
+    values = fields.get(name, [])
+    if not isinstance(values, list):
+      raise RealmError(f"{name} is {values!r}; want a list")
+    gold[name] = [_text(value, f"one of {name}") for value in values]
+  if all(gold.values()):
+    raise RealmError("it has gold_ids and gold_titles; give one of them")
+  return Question(question, texts, question_id, **gold)
 
 
 def _text(value: JsonValue, name: str) -> str:
@@ -129,6 +146,15 @@ class QuestionRecords:
   def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
     self.questions, self._answer_kind = questions, answer_kind
     self._context = current_context()
+    titles = {title for q in questions for title in q.gold_titles}
+    self._titled = self._context.corpus.titled(titles) if titles else {}
+
+  def _gold(self, question: Question) -> list[str]:
+    """Returns the ids of the documents of its path; none if one is missing."""
+    corpus = self._context.corpus
+    named = [self._titled.get(title, "") for title in question.gold_titles]
+    ids = [*question.gold_ids, *named]
+    return ids if all(len(corpus.document_rows(one)) for one in ids) else []
 
   @property
   def spec(self) -> Mapping[str, Any]:
@@ -141,6 +167,7 @@ class QuestionRecords:
       "answers": tf.TensorSpec((None,), tf.string),
       "answer_tokens": tf.TensorSpec((None, None), tf.int32),
       "question_id": tf.TensorSpec((), tf.string),
+      "gold": tf.TensorSpec((None,), tf.string),
     }
 
   def __len__(self) -> int:
@@ -172,6 +199,10 @@ class QuestionRecords:
         for q in questions
       ],
       "question_id": [q.question_id.encode() for q in questions],
+      "gold": [
+        np.array([one.encode() for one in self._gold(q)], object)
+        for q in questions
+      ],
     }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
@@ -189,7 +220,7 @@ class QuestionRecords:
         f"all: {listed(named)}"
       )
     unusable = []
-    for _, answers, name in self.questions:
+    for _, answers, name, *_ in self.questions:
       patterns = answers if self._answer_kind == "regex" else ()
       reasons = {text: compiled(text).problem for text in patterns}
       if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:
@@ -201,6 +232,16 @@ class QuestionRecords:
         f"{len(unusable):,} questions have no answer, or one that is no valid "
         "pattern and matches nothing; without any other, a question teaches "
         f"nothing and is scored as wrong: {listed(unusable)}"
+      )
+    lacking = [
+      q.question_id
+      for q in self.questions
+      if (q.gold_ids or q.gold_titles) and not self._gold(q)
+    ]
+    if lacking:
+      found.append(
+        f"{len(lacking):,} questions have a path with a document that the "
+        f"corpus lacks, and teach none: {listed(lacking)}"
       )
     return found
 
@@ -245,6 +286,7 @@ class QuestionExamples:
     "answers": FeatureSpec((None,), object),
     "answer_tokens": FeatureSpec((None, None), np.int32),
     "answer_kind": FeatureSpec((), object),
+    "gold": FeatureSpec((None,), object),
   }
 
   def __init__(self, config: DataConfig, positions: Int64[np.ndarray, " b"]):
