@@ -154,7 +154,7 @@ class ReaderSteps(Steps):
     elif stage in ("reading_retrieved", "open_qa"):
       builder = self.first_snapshot(name)
     starts = None if stage == "reading" else retriever
-    given = {}
+    given: dict[str, Value] = {}
     if stage.endswith("qa"):
       given["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
     if stage in self.contender.steps:

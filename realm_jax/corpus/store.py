@@ -47,6 +47,11 @@ class Block:
     return block
 
   @functools.cached_property
+  def parts(self) -> "tuple[Block, ...]":
+    """The blocks of the path that it is made of (`paths.joined_block`)."""
+    return (self,)
+
+  @functools.cached_property
   def document_id(self) -> str:
     """The id of the block's document."""
     return self._document_text("document_ids")

@@ -137,14 +137,13 @@ def answer_from_spans(
   given: str | None = None,
 ) -> list[Result]:
   """Answers questions by spans: see `answer_from_blocks`."""
-  rows = np.array([[hit.block.row for hit in own] for own in hits])
   scores = np.array([[hit.relevance for hit in own] for own in hits], "f4")
   logits = run.compute(
     span_logits,
     reader,
     run.params["reader"],
     query=token_ids,
-    blocks=run.gather(rows),
+    blocks=run.gather_hits(hits),
   )
   totals = logits + scores[:, :, None, None]
   return [

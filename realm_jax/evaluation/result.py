@@ -102,6 +102,9 @@ class Hit:
       "best": self.best and self.best.json(),
       "reward": self.reward,
     }
+    if len(self.block.parts) > 1:
+      parts = self.block.parts
+      figures["path"] = [{n: getattr(p, n) for n in of_block} for p in parts]
     return {name: getattr(self.block, name) for name in of_block} | {
       name: value for name, value in figures.items() if value is not None
     }
@@ -153,7 +156,7 @@ class Result:
       shares = dict(enumerate(answer.shares))
       hit = self.hits[max(shares, key=shares.__getitem__, default=0)]
       return hit, hit.block.text, "", ""
-    (hit,) = (one for one in self.hits if one.block.row == answer.block.row)
+    (hit,) = (one for one in self.hits if one.block.id == answer.block.id)
     text = hit.block.text
     return hit, text[: answer.start], answer.text, text[answer.limit :]
 

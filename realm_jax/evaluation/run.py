@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.filters import Where, allowed_rows
+from realm_jax.corpus.paths import join_tokens, joined_block
 from realm_jax.corpus.store import (
   NULL_BLOCK,
   NULL_ROW,
@@ -95,6 +96,22 @@ _SCORED_ROWS = 1 << 16
 _FILTERED_CELLS = 1 << 22
 
 
+class PathSearch(Protocol):
+  """Finds paths of blocks instead of single ones."""
+
+  def search(
+    self, run: Any, token_ids: Int32[np.ndarray, "n q"], k: int
+  ) -> SearchResult:
+    """Returns the best k paths of each query, with their `paths`.
+
+    Args:
+      run: The `TrainedRun`, whose `search_blocks` finds single blocks.
+      token_ids: Queries, `[CLS] x [SEP]`, padded with 0.
+      k: Number of paths.
+    """
+    ...
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
   """What is loaded of a run, and how it is asked.
@@ -124,6 +141,8 @@ class RunConfig:
     rerank_depth: Number of the best blocks that the run's cross-encoder orders
       anew, if it has one; its scores replace those of the search. With 0 it is
       not used.
+    paths: How paths of blocks are searched, which the reader reads as one block
+      each; None searches for single blocks.
     num_read: Number of the best blocks that the reader reads.
     num_spans: Number of the best spans that are grouped into answers.
     rank_answers_by: "probability", which sums over all blocks and spans that
@@ -149,6 +168,7 @@ class RunConfig:
   candidates: Literal["index", "none", "random", "gold"] = "index"
   num_searched: PositiveInt = 20
   rerank_depth: NonNegativeInt = 100
+  paths: "PathSearch | None" = None
   num_read: PositiveInt = 5
   num_spans: PositiveInt = 50
   rank_answers_by: Literal["best_span", "probability"] = "probability"
@@ -426,16 +446,19 @@ class TrainedRun:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
     A run with a cross-encoder has it order `rerank_depth` blocks that were
-    found. Its scores replace theirs, and further blocks follow.
+    found. Its scores replace theirs, and further blocks follow. Where paths are
+    searched, it returns the k best paths.
 
     Args:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
     """
+    if self.config.paths is not None:
+      return self.config.paths.search(self, token_ids, k)
     if not self.reranks:
-      return self._search(token_ids, k, current=current)
+      return self.search_blocks(token_ids, k, current=current)
     number = self.config.rerank_depth
-    found = self._search(token_ids, max(k, number), current=current)
+    found = self.search_blocks(token_ids, max(k, number), current=current)
     return reranked(self, token_ids, found, number, k)
 
   @property
@@ -456,8 +479,8 @@ class TrainedRun:
     config = dataclasses.replace(run.config, rerank_depth=0)
     return dataclasses.replace(run, config=config)
 
-  def _search(
-    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool
+  def search_blocks(
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
   ) -> SearchResult:
     """Returns the k best blocks of each query by the retriever.
 
@@ -486,7 +509,9 @@ class TrainedRun:
       if len(token_ids) > (most := max(1, _FILTERED_CELLS // cells)):
         # A filter may need a search for all blocks: some queries at a time.
         parts = [
-          self._search(token_ids[start : start + most], k, current=current)
+          self.search_blocks(
+            token_ids[start : start + most], k, current=current
+          )
           for start in range(0, len(token_ids), most)
         ]
         return SearchResult(
@@ -563,7 +588,8 @@ class TrainedRun:
     found, _ = search(batch.array("query"))
     for _ in range(stage.num_searches - 1):
       context = self.stage_context(retrieval)
-      found, _ = search(stage.next_queries(batch, found, context))
+      following, _ = search(stage.next_queries(batch, found, context))
+      found = stage.joined_results(found, following)
     return found
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
@@ -593,16 +619,18 @@ class TrainedRun:
 
   def hits(self, found: SearchResult) -> list[list[Hit]]:
     """Returns what was found for each query."""
-    own = found.retriever_scores
+    own, paths = found.retriever_scores, found.paths
     probabilities = softmax(np.float64(found.scores if own is None else own), 1)
+    if paths is None:
+      paths = found.rows[..., None]
     hits = list[list[Hit]]()
-    for query, rows in enumerate(found.rows.tolist()):
-      retrieved = [None] * len(rows) if own is None else own[query].tolist()
+    for query, of_query in enumerate(paths.tolist()):
+      retrieved = [None] * len(of_query) if own is None else own[query].tolist()
       hits.append(
         [
-          Hit(self.block(row), score, p, retriever_score=by_retriever)
-          for row, score, p, by_retriever in zip(
-            *(rows, found.scores[query].tolist()),
+          Hit(self.joined(path), score, p, retriever_score=by_retriever)
+          for path, score, p, by_retriever in zip(
+            *(of_query, found.scores[query].tolist()),
             *(probabilities[query].tolist(), retrieved),
             strict=True,
           )
@@ -615,6 +643,32 @@ class TrainedRun:
     if row == NULL_ROW:
       return NULL_BLOCK
     return self.edits.get(row) or self.corpus.block(row)
+
+  def joined(self, path: Sequence[int]) -> Block:
+    """Returns the blocks of a path as one; a single block as it is."""
+    return joined_block([*map(self.block, path)], self.vocabulary)
+
+  def gather_hits(
+    self, hits: Sequence[Sequence[Hit]]
+  ) -> Int32[np.ndarray, "b k l"]:
+    """Returns the padded tokens of blocks or paths that were found.
+
+    Those of paths are as long as the blocks of the longest one together.
+    """
+    paths = [
+      [[part.row for part in hit.block.parts] for hit in own] for own in hits
+    ]
+    hops = max((len(path) for own in paths for path in own), default=1)
+    padded = [
+      [[*path, *[NULL_ROW] * (hops - len(path))] for path in own]
+      for own in paths
+    ]
+    tokens = self.gather(np.array(padded, np.int32))
+    if hops == 1:
+      return tokens[:, :, 0]
+    length = hops * self.newest_corpus.block_length
+    separator = self.vocabulary.sep_id
+    return join_tokens(tokens, length, separator_id=separator)
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""

@@ -76,13 +76,18 @@ class QueryBatch:
 class SearchResult:
   """The best blocks of each query, best first; ties go to the lower row.
 
-  If another model has ordered them by its `scores`, there are also those of the
-  retriever.
+  Attributes:
+    rows: Rows of the blocks.
+    scores: What they are ordered by.
+    retriever_scores: Scores of the retriever, if `scores` are another model's.
+    paths: Where paths of blocks were searched, the rows of each path, padded
+      with `NULL_ROW`; then `rows` are the first blocks of the paths.
   """
 
   rows: Int32[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
   retriever_scores: Float32[np.ndarray, "b k"] | None = None
+  paths: Int32[np.ndarray, "b k h"] | None = None
 
 
 @runtime_checkable

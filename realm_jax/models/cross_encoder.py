@@ -34,20 +34,13 @@ class PairEncoder(BertComponent):
 
     Pairs are ordered by query. A block that does not fit loses its end.
     """
-    separator, (count, length) = self.bert.separator, blocks.shape[1:]
-    flat = blocks.reshape(-1, length)
-    whole = sequences.without_title_separator(flat, separator)
-    # What follows the first [SEP] is read: all but [CLS], which it replaces.
-    xp = whole.__array_namespace__()
-    is_first = xp.arange(length)[None, :] == 0
-    whole = xp.where(is_first, separator, whole)
-    joint = sequences.join(
+    pairs = sequences.pairs(
       query,
-      whole.reshape(-1, count, length),
+      blocks,
       joint_length=self.joint_length,
-      separator_id=separator,
+      separator_id=self.bert.separator,
     )
-    return TokenSequences(joint.token_ids.reshape(-1, self.joint_length))
+    return TokenSequences(pairs.reshape(-1, self.joint_length))
 
   def first_states(self, pairs: Sequences) -> Float[Array, "n d"]:
     """Returns the states of [CLS] of pairs that are laid out."""

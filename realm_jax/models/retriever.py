@@ -113,6 +113,8 @@ class BertRetriever(bert.BertComponent):
     block_prefix: Ids of tokens between [CLS] and a block, likewise.
     title_separator: Whether [SEP] separates title and body.
     token_types: Whether tokens after the first [SEP] are of type 1.
+    hop_length: Number of tokens of a query together with a block that was found
+      for it, where a second search follows the first. None if none does.
   """
 
   shared_towers: bool = True
@@ -126,6 +128,7 @@ class BertRetriever(bert.BertComponent):
   block_prefix: Sequence[int] = ()
   title_separator: bool = True
   token_types: bool = True
+  hop_length: PositiveInt | None = None
 
   def setup(self) -> None:
     if self.pooling not in POOLINGS:
@@ -171,6 +174,29 @@ class BertRetriever(bert.BertComponent):
       separator = self.bert.separator
       token_ids = sequences.without_title_separator(token_ids, separator)
     return sequences.with_prefix(token_ids, self.block_prefix)
+
+  def hop_queries(
+    self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
+  ) -> Int[AnyArray, "b k p"]:
+    """Returns the queries of a second search, `[CLS] x [SEP] title body [SEP]`.
+
+    As in MDR (Xiong et al. 2020, arXiv 2009.12756), a query is read together
+    with each block that the first search has found. The query tower embeds it.
+
+    Raises:
+      RealmError: There is no `hop_length`.
+    """
+    if self.hop_length is None:
+      raise RealmError(
+        "a second search needs HOP_LENGTH, the number of tokens of a query "
+        "together with a block; the retriever has none"
+      )
+    return sequences.pairs(
+      query,
+      blocks,
+      joint_length=self.hop_length,
+      separator_id=self.bert.separator,
+    )
 
   def embed_queries(
     self, queries: Int[AnyArray, "*b l"] | Sequences

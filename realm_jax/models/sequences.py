@@ -207,6 +207,32 @@ def join(
   )
 
 
+def pairs(
+  query: Int[AnyArray, "b q"],
+  blocks: Int[AnyArray, "b k l"],
+  *,
+  joint_length: int,
+  separator_id: int,
+) -> Int[AnyArray, "b k j"]:
+  """Returns `[CLS] x [SEP] title body [SEP]` of each query with each block.
+
+  A block that does not fit in `joint_length` loses its end.
+  """
+  count, length = blocks.shape[1:]
+  flat = blocks.reshape(-1, length)
+  whole = without_title_separator(flat, separator_id)
+  # What follows the first [SEP] is read: all but [CLS], which it replaces.
+  xp = whole.__array_namespace__()
+  is_first = xp.arange(length)[None, :] == 0
+  whole = xp.where(is_first, separator_id, whole)
+  return join(
+    query,
+    whole.reshape(-1, count, length),
+    joint_length=joint_length,
+    separator_id=separator_id,
+  ).token_ids
+
+
 def with_prefix(
   token_ids: Int[AnyArray, "n l"], prefix: Sequence[int]
 ) -> Int[AnyArray, "n l+{len(prefix)}"]:

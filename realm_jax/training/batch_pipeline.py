@@ -55,8 +55,8 @@ class _InFlight:
     positions: Positions of its examples in the data, and of the next ones of
       other stages.
     searches: Number of searches that have begun.
-    retrieved: Blocks that the last of them has found; the result is None where
-      nothing is retrieved, or the step searches.
+    retrieved: Blocks that they have found, as the stage joins their results;
+      the result is None where nothing is retrieved, or the step searches.
     following: Queries of the next search, if there is one.
     metrics: Metrics of the host, as they become known.
   """
@@ -244,17 +244,21 @@ class BatchPipeline:
         assert entry.snapshot is not None
         queries = entry.following.result()
         search = self._search(queries, entry.snapshot, params)
-        self._retrieve(entry, entry.searches + 1, search)
+        self._retrieve(entry, entry.searches + 1, search, entry.retrieved)
 
   def _retrieve(
     self,
     entry: _InFlight,
     searches: int,
     search: Callable[[], SearchResult | None],
+    before: Future[SearchResult | None] | None = None,
   ) -> None:
-    """Has the background thread search, and prepare what follows from it."""
+    """Has the background thread search, and prepare what follows from it.
+
+    What the search `before` has found is joined with what this one finds.
+    """
     submit, entry.searches = self._thread.submit, searches
-    entry.retrieved = submit(self._found, entry, search)
+    entry.retrieved = submit(self._found, entry, search, before)
     if searches < self._stage.num_searches:
       entry.following = submit(self._next_queries, entry, entry.retrieved)
     else:
@@ -303,10 +307,16 @@ class BatchPipeline:
       return self._embed_queries(tower, sharding.to_devices(queries, mesh))
 
   def _found(
-    self, entry: _InFlight, search: Callable[[], SearchResult | None]
+    self,
+    entry: _InFlight,
+    search: Callable[[], SearchResult | None],
+    before: Future[SearchResult | None] | None,
   ) -> SearchResult | None:
     start = time.perf_counter()
     found = search()
+    earlier = None if before is None else before.result()
+    if found is not None and earlier is not None:
+      found = self._stage.joined_results(earlier, found)
     if found is not None:
       known = entry.metrics.get("search_ms", 0.0)
       entry.metrics["search_ms"] = known + 1e3 * (time.perf_counter() - start)

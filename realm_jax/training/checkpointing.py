@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
 _FORMAT = 5
+# Fills rows of retrieved ids, none of which is negative.
+_NO_ID = -1
 # What a run shares with the checkpoint that it continues from: the values of
 # `_SETTINGS`, the SHA-256 of its `vocabulary` and, of the view that its reader
 # reads, its `reader_vocabulary`, the `corpus_version` of its
@@ -161,8 +163,18 @@ class LoopState(NamedTuple):
     rows: LoopItem = {"positions": to_words(self.positions)}
     found = [one.retrieved for one in self.next_steps if one.retrieved]
     if found and found[0].ids.size:
-      rows["ids"] = to_words(np.stack([one.ids for one in found], axis=1))
-      rows["scores"] = np.stack([one.scores for one in found], axis=1)
+      # A step that has searched once has fewer blocks than one that has twice.
+      width = max(one.ids.shape[1] for one in found)
+      padding = [((0, 0), (0, width - one.ids.shape[1])) for one in found]
+      ids, scores = (
+        [
+          np.pad(getattr(one, name), pad, constant_values=_NO_ID)
+          for one, pad in zip(found, padding, strict=True)
+        ]
+        for name in ("ids", "scores")
+      )
+      rows["ids"] = to_words(np.stack(ids, axis=1))
+      rows["scores"] = np.stack(scores, axis=1)
     searches = np.array([one.searches for one in self.next_steps], np.int64)
     corpus = self.indexed_corpus
     digests = {} if corpus is None else {"vectors_corpus": corpus}
@@ -181,14 +193,10 @@ class LoopState(NamedTuple):
       ids = _from_words(np.asarray(item["ids"])[own])
       scores = np.asarray(item["scores"])[own]
       searches = np.asarray(item.get("searches", [1] * len(records))).tolist()
-      records = [
-        StepRecord(
-          one.snapshot, RetrievedIds(ids[:, place], scores[:, place]), number
-        )
-        for place, (one, number) in enumerate(
-          zip(records, searches, strict=True)
-        )
-      ]
+      for place, number in enumerate(searches):
+        known = (ids[:, place] != _NO_ID).any(axis=0)
+        retrieved = RetrievedIds(ids[:, place, known], scores[:, place, known])
+        records[place] = StepRecord(records[place].snapshot, retrieved, number)
     return cls(positions, tuple(records))
 
 

@@ -143,6 +143,7 @@ def open_stream(monkeypatch):
       next_queries=lambda batch, found, context: np.repeat(
         found.rows[:, 1:], tiny.QUERY, axis=1
       ),
+      joined_results=lambda before, found: found,
       features=_features,
     )
     config = types.SimpleNamespace(

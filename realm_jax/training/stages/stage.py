@@ -254,15 +254,26 @@ class Stage(abc.ABC):
     del found, context
     return batch.array("query")
 
+  def joined_results(
+    self, before: SearchResult, found: SearchResult
+  ) -> SearchResult:
+    """Returns what is kept of the results of one search and of the next.
+
+    The queries after that and `features` are made from it. By default it is the
+    last search's alone.
+    """
+    del before
+    return found
+
   @abc.abstractmethod
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     """Makes the batch of a step from examples and the blocks that were found.
 
-    The host's last search has `found` as many blocks as its `retrieval`
-    searches for, best first; None where nothing is retrieved, or the step
-    retrieves itself.
+    The host has `found` as many blocks as its `retrieval` searches for, best
+    first, or what `joined_results` has kept of several searches; None where
+    nothing is retrieved, or the step retrieves itself.
     """
 
   @abc.abstractmethod
