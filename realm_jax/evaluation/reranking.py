@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Array, Float32, Int32
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.indexes.protocol import SearchResult
@@ -33,16 +34,8 @@ def reranked(
   rows = found.rows[:, :number]
   places = np.argwhere(rows != NULL_ROW)
   queries, blocks = token_ids[places[:, 0]], run.gather(rows[*places.T])
-  lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
-  lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
-  module, params = run.components[RERANKER], run.params[RERANKER]
   scores = np.full(rows.shape, -np.inf, np.float32)
-  for length in np.unique(lengths).tolist():
-    own = lengths == length
-    # A longer pair than it reads loses its end, as in training.
-    read = module.clone(joint_length=min(length, module.joint_length))
-    arrays = {"query": queries[own], "block": blocks[own]}
-    scores[*places[own].T] = run.compute(score_pairs, read, params, **arrays)
+  scores[*places.T] = of_pairs(run, RERANKER, score_pairs, queries, blocks)
   rest = found.rows.shape[1] - rows.shape[1]
   is_scored = np.isfinite(scores)
   least = scores.min(axis=1, keepdims=True, initial=np.inf, where=is_scored)
@@ -55,3 +48,28 @@ def reranked(
       for array in (found.rows, scores, found.scores)
     )
   )
+
+
+def of_pairs(
+  run: TrainedRun,
+  component: str,
+  function: Callable[..., Array],
+  queries: Int32[np.ndarray, "n q"],
+  blocks: Int32[np.ndarray, "n l"],
+) -> Float32[np.ndarray, "n *s"]:
+  """Returns what a function computes of queries, each with its block.
+
+  The component is a `PairEncoder`, of which the function is given a copy for
+  pairs of similar lengths.
+  """
+  lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
+  lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
+  module, params = run.components[component], run.params[component]
+  order, parts = np.argsort(lengths, kind="stable"), []
+  for length in np.unique(lengths).tolist():
+    own = lengths == length
+    # A longer pair than it reads loses its end, as in training.
+    read = module.clone(joint_length=min(length, module.joint_length))
+    arrays = {"query": queries[own], "block": blocks[own]}
+    parts.append(run.compute(function, read, params, **arrays))
+  return np.concatenate(parts)[np.argsort(order)]

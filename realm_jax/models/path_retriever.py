@@ -5,7 +5,6 @@ Question Answering" (arXiv 1911.10470, section 3.1). A path ends where the
 network chooses the end instead of a further passage.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -35,11 +34,11 @@ class PathRetriever(PairEncoder):
   def setup(self) -> None:
     super().setup()
     bert, size = self.bert, self.bert.hidden_size
-    vector = nn.with_logical_partitioning(_small_uniform, ("norm",))
+    # Both are normalized.
+    vector = nn.with_logical_partitioning(bert.weights_init, ("norm",))
     self.start = self.param("start", vector, (size,))
     self.end = self.param("end", vector, (size,))
     self.end_norm = layer_norm(bert, "end_norm")
-    # W and c; as in the release, they begin as BERT's layers do.
     axes = ("embed", "embed_out")
     self.recurrence = dense(bert, size, axes, "recurrence")
     self.scale = self.param("scale", nn.initializers.ones_init(), (1,))
@@ -57,7 +56,7 @@ class PathRetriever(PairEncoder):
     return self._scaled(self.start), end
 
   def next_states(
-    self, states: Float[Array, "*b d"], vectors: Float[Array, "*b d"]
+    self, states: Float[AnyArray, "*b d"], vectors: Float[AnyArray, "*b d"]
   ) -> Float[Array, "*b d"]:
     """Returns h_{t+1} of h_t and the w of the passages that were chosen."""
     joined = jnp.concatenate([states, vectors], axis=-1)
@@ -98,12 +97,6 @@ class PathRetriever(PairEncoder):
     """Returns the logits of a path of the first passage, of padded inputs."""
     pairs = sequences.padded(self.join(query, blocks).token_ids)
     return self.path_logits(pairs, num_passages=blocks.shape[1], num_hops=1)
-
-
-def _small_uniform(
-  key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = float
-) -> Float[Array, " d"]:
-  return jax.random.uniform(key, shape, dtype, -0.1, 0.1)
 
 
 def pair_vectors(
