@@ -69,6 +69,7 @@ _OF_BUILDS = (
   *(
     "fields",
     "drop_titles",
+    "links",
     "unescape_html",
     "skip_bad_lines",
     "overwrite",

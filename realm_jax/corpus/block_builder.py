@@ -18,6 +18,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus import splitting
 from realm_jax.corpus.documents import Document, block_id
+from realm_jax.corpus.links import Linker
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.sources import Piece
@@ -76,7 +77,7 @@ class BlockBuilder:
   `corpus_name` is part of the blocks' ids, `block_length` is the largest number
   of wordpieces in a block, and documents that name no language are written in
   `language`. Without a `tagger`, documents have the salient spans that came
-  with them.
+  with them; without a `linker`, they have no links.
   """
 
   vocabulary: BertVocabulary
@@ -84,6 +85,7 @@ class BlockBuilder:
   block_length: int
   tagger: Tagger | None
   language: str = ENGLISH
+  linker: Linker | None = None
 
   def blocks(
     self, documents: Iterable[Document], summary: BuildSummary
@@ -168,7 +170,7 @@ class BlockBuilder:
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
     spans, kinds = self._spans(texts, sentences, summary)
-    arrays = self._arrays(texts, sentences, spans)
+    arrays = self._arrays(texts, sentences, spans, summary)
     summary.documents += len(texts.documents)
     summary.blocks += len(arrays["block_ids"])
     summary.tokens += len(texts.token_ids)
@@ -216,7 +218,11 @@ class BlockBuilder:
     return ranges, kept_kinds
 
   def _arrays(
-    self, texts: _Texts, sentences: Sentences, spans: Int[np.ndarray, "p 2"]
+    self,
+    texts: _Texts,
+    sentences: Sentences,
+    spans: Int[np.ndarray, "p 2"],
+    summary: BuildSummary,
   ) -> dict[str, np.ndarray]:
     """Packs sentences into blocks, and returns all but the kinds of spans."""
     documents, ranges = texts.documents, sentences.token_ranges
@@ -252,6 +258,15 @@ class BlockBuilder:
     ordinals = np.arange(len(firsts)) - document_starts[owners]
     owned = [documents[i] for i in owners.tolist()]
     span_offsets = np.searchsorted(spans[:, 0], token_bounds)
+    links = {}
+    if self.linker is not None:
+      links = self.linker.arrays(
+        documents,
+        texts.text,
+        byte_ranges=byte_ranges,
+        document_starts=document_starts,
+        summary=summary,
+      )
     token_dtype = "<u2" if self.vocabulary.size <= 1 << 16 else "<i4"
 
     def shifted(
@@ -286,6 +301,7 @@ class BlockBuilder:
       **_ragged("document_ids", [d.id.encode() for d in documents]),
       **_ragged("urls", [d.url.encode() for d in documents]),
       **_ragged("fields", [d.fields.encode() for d in documents]),
+      **links,
     }
 
 

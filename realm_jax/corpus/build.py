@@ -25,6 +25,7 @@ from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
+from realm_jax.corpus.links import Linker, LinkSource
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
@@ -72,6 +73,7 @@ def build_corpus(
   tagger: Tagger | str | None = "default",
   fields: Sequence[str] = (),
   drop_titles: Sequence[str] = (),
+  links: LinkSource = "given",
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
   overwrite: bool = False,
@@ -116,6 +118,8 @@ def build_corpus(
       for its lists and disambiguation pages (List of, Index of, Outline of,
       (disambiguation)), as in REALM; in an update by default those of the
       build, and "" is none.
+    links: Where links between documents come from: given, the field `links` of
+      a document, or none.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
     skip_bad_lines: Whether lines that are malformed or repeat an id are
       counted instead of raising an error.
@@ -154,7 +158,10 @@ def build_corpus(
   trains = vocab.startswith(_TRAIN)
   words = None if trains else read_vocabulary(vocab, cased=cased)
   reader = RowReader(
-    fields=fields, drop_titles=drop_titles, unescape_html=unescape_html
+    fields=fields,
+    drop_titles=drop_titles,
+    unescape_html=unescape_html,
+    reads_links=links != "none",
   )
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
@@ -181,6 +188,7 @@ def build_corpus(
     block_length=block_length,
     language=language,
     tagger=tagger_of(tagger, language, summary, sample),
+    linker=Linker(known=source.title_keys) if links != "none" else None,
   )
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
@@ -220,6 +228,7 @@ def build_corpus(
       shards=shards,
       summary=vars(summary),
       drop_titles=reader.dropped_titles,
+      links=links,
       fields=fields,
       language=language,
     )

@@ -4,12 +4,18 @@ A row is a line of JSON, `{"title": …, "text": …}`, or a record with the sam
 fields; the title may be missing. `contents`, as pyserini and FlashRAG write it,
 is a text whose first line may be the title. In an update a row also has an id,
 and `{"id": …, "remove": true}` removes the document with that id.
+
+A row may have `links`: titles of other documents, or objects with a `title`,
+perhaps a `relation`, and perhaps the characters `start` and `limit` of the text
+as the row has it.
 """
 
+import bisect
 import dataclasses
 import functools
 import hashlib
 import html
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -32,8 +38,16 @@ class Fields(dict[str, Any]):
 Row: TypeAlias = bytes | Fields | Mapping[str, Any] | InputError
 
 # Fields that are read, besides those that the corpus keeps.
-FIELDS = {*"id _id title text contents url language remove".split()}
+FIELDS = {*"id _id title text contents url language links remove".split()}
 _WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
+_WANTED_LINK = (
+  'want a title, or {"title": …} with optional "relation" and, together, '
+  '"start" and "limit", characters of the text; --links=none reads no links'
+)
+# What `html.unescape` replaces, if it knows it.
+_REFERENCE = re.compile(
+  r"&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)"
+)
 _WANTED_OF_UPDATE = (
   '{"id": …, "title": …, "text": …} with optional "url" and "language", or '
   '{"id": …, "remove": true}'
@@ -45,6 +59,18 @@ _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # word of over 100, so that a longer one only makes a block's text long.
 _LONGEST_WORD = 1_000
 _LONG_WORD = words_longer_than(_LONGEST_WORD)
+
+
+class Link(NamedTuple):
+  """A link to the document with a title.
+
+  It is at characters `[start, limit)` of the text; −1 is anywhere.
+  """
+
+  title: str
+  relation: str = ""
+  start: int = -1
+  limit: int = -1
 
 
 class Document(NamedTuple):
@@ -61,6 +87,7 @@ class Document(NamedTuple):
     fields: Its other fields that the corpus keeps, as JSON; empty for none.
     is_removal: Whether an update removes the document with this id.
     place: Where it was read, as `file:line`.
+    links: Links that came with it.
   """
 
   id: str
@@ -75,13 +102,17 @@ class Document(NamedTuple):
   fields: str = ""
   is_removal: bool = False
   place: str = ""
+  links: Sequence[Link] = ()
 
   @property
   def hash(self) -> int:
-    """A hash of what an update compares: texts, URL, language and fields."""
+    """A hash of what an update compares: texts, URL, fields and the like."""
     language = f"\0{self.language}" if self.language else ""
     fields = f"\0{self.fields}" if self.fields else ""
-    return hash63(f"{self.title}\0{self.url}\0{self.text}{language}{fields}")
+    links = f"\0{json.dumps(self.links)}" if self.links else ""
+    return hash63(
+      f"{self.title}\0{self.url}\0{self.text}{language}{fields}{links}"
+    )
 
 
 def hash63(text: str) -> int:
@@ -109,6 +140,7 @@ class RowReader:
   fields: Sequence[str] = ()
   drop_titles: Sequence[str] = ()
   unescape_html: bool = True
+  reads_links: bool = True
   of_update: bool = False
 
   @functools.cached_property
@@ -179,8 +211,10 @@ class RowReader:
         sentences=_ranges(row["sentences"]),
         spans=[(*span, kind.decode()) for span, kind in spans],
       )
+    links = _links(fields, len(text)) if self.reads_links else []
     if self.unescape_html:
       try:
+        links = _unescaped(links, text)
         title, text = html.unescape(title), html.unescape(text)
       except ValueError:
         # Python reads no longer numbers.
@@ -194,6 +228,7 @@ class RowReader:
       url,
       language=language,
       fields=self._kept(fields),
+      links=links,
     )
     return _without_long_words(document)
 
@@ -209,6 +244,75 @@ class RowReader:
         )
       require_unicode(repr(value), repr(name))
     return json.dumps(kept, ensure_ascii=False, sort_keys=True) if kept else ""
+
+
+def _links(fields: Mapping[str, Any], length: int) -> list[Link]:
+  """Returns the links of a text of so many characters."""
+  given = fields.get("links")
+  if given is not None and not isinstance(given, list):
+    raise InputError(f"'links' is {given!r} and no list; {_WANTED_LINK}")
+  return [_link(entry, length) for entry in given or ()]
+
+
+def _link(entry: Any, length: int) -> Link:
+  """Reads a link in a text of so many characters."""
+  fields = {"title": entry} if isinstance(entry, str) else entry
+  if isinstance(fields, dict) and isinstance(fields.get("title"), str):
+    # Parquet has the fields of all objects in each.
+    known = (name for name in Link._fields if fields.get(name) is not None)
+    given: Any = {name: fields[name] for name in known}
+    link = Link(**given)
+    place = (link.start, link.limit)
+    if (
+      link.title.strip()
+      and isinstance(link.relation, str)
+      and all(type(number) is int for number in place)
+      and (place == (-1, -1) or 0 <= link.start < link.limit <= length)
+    ):
+      require_unicode(f"{link.title}{link.relation}", "one of the 'links'")
+      return link
+  raise InputError(f"one of the 'links' is {entry!r}; {_WANTED_LINK}")
+
+
+def _unescaped(links: Sequence[Link], text: str) -> list[Link]:
+  """Returns links in a text whose references of HTML are replaced."""
+  changes = [
+    (*match.span(), len(html.unescape(match[0])))
+    for match in (_REFERENCE.finditer(text) if links else ())
+  ]
+  return [
+    link._replace(title=html.unescape(link.title))
+    for link in _moved(links, changes)
+  ]
+
+
+def _moved(
+  links: Sequence[Link], changes: Sequence[tuple[int, int, int]]
+) -> list[Link]:
+  """Returns links in a text of which parts have been replaced.
+
+  Parts are `(start, limit, length of what replaces it)`, in order.
+  """
+  limits = [limit for _, limit, _ in changes]
+  lost = [
+    *itertools.accumulate(
+      (limit - start - length for start, limit, length in changes), initial=0
+    )
+  ]
+
+  def moved(place: int) -> int:
+    number = bisect.bisect_right(limits, place)
+    # Within a part, it moves to where that begins.
+    if number < len(changes):
+      place = min(place, changes[number][0])
+    return place - lost[number]
+
+  return [
+    link._replace(start=moved(link.start), limit=moved(link.limit))
+    if link.start >= 0
+    else link
+    for link in links
+  ]
 
 
 def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -276,6 +380,10 @@ def _without_long_words(document: Document) -> Document:
       f"the text has no words but of up to {longest:,} characters, and those "
       f"of over {_LONGEST_WORD:,} are left out"
     )
+  removed = [(*m.span(), 0) for m in _LONG_WORD.finditer(document.text)]
   return document._replace(
-    title=title, text=text, long_words=in_title + in_text
+    title=title,
+    text=text,
+    long_words=in_title + in_text,
+    links=_moved(document.links, removed),
   )

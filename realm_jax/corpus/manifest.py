@@ -26,8 +26,10 @@ A manifest has
     summary              counts of the build or update
     views                of each view by name: path, bytes and sha256 of its
                          model, and the size of its vocabulary
+    links                where links come from; later updates do the same
     shards               of each: name; the three counts; span_kinds, the names
-                         of its kinds of salient spans by their numbers; files,
+                         of its kinds of salient spans by their numbers; if it
+                         has links, relations, their names alike; files,
                          the bytes and sha256 of each by its name; and, if an
                          update has removed blocks, removed: path, bytes and
                          sha256 of their list, and their counts; and, of each
@@ -71,6 +73,8 @@ def completed(settings: Mapping[str, Any]) -> Manifest:
   files: list[dict[str, Any]] = []
   for shard in shards:
     files.append({**shard["files"], "span_kinds": shard["span_kinds"]})
+    if "relations" in shard:
+      files[-1]["relations"] = shard["relations"]
     if "removed" in shard:
       files[-1]["removed"] = shard["removed"]["sha256"]
   identity = {

@@ -3,7 +3,7 @@
 Ragged data are a flat array and its offsets: item i of `x.npy` is
 `x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
 Kinds of salient spans are numbers, which index the names that the manifest
-lists for the shard.
+lists for the shard, and so are relations of links.
 
 A block's position in the arrays never changes. An update removes blocks by
 listing their positions, so that a version's rows skip them: `Shard.positions`
@@ -65,6 +65,20 @@ ARRAYS: dict[str, np.dtype] = {
   "fields_offsets": np.dtype("<i8"),
 }
 
+# Of a shard whose documents have links; see `links.py`.
+LINK_ARRAYS: dict[str, np.dtype] = {
+  # One row for each block.
+  "links_offsets": np.dtype("<i8"),
+  # One row for each link, in the order of the text: the key of the title that
+  # it leads to, the number of its relation, and its bytes [start, limit) in the
+  # body, or −1.
+  "links": np.dtype("<i8"),
+  "link_relations": np.dtype("<u2"),
+  "link_ranges": np.dtype("<i4"),
+  # One row for each document: the key of its own title.
+  "title_keys": np.dtype("<i8"),
+}
+
 
 def ragged_indices(
   starts: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]
@@ -112,6 +126,18 @@ class Shard:
       return slice(None)
     num_positions = self.num_blocks + len(self.removed)
     return np.delete(np.arange(num_positions), self.removed)
+
+  @functools.cached_property
+  def row_starts(self) -> Int[np.ndarray, " starts"]:
+    """The first row of each document, counted from the shard's first.
+
+    A document whose blocks are all removed has no row: the next one starts
+    there.
+    """
+    starts = self.array("document_starts")
+    if isinstance(self.kept, slice):
+      return starts
+    return np.searchsorted(self.kept, starts)
 
   def positions(self, rows: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     """Returns the positions of rows, which skip removed blocks."""

@@ -24,6 +24,7 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError, tables, texts
 from realm_jax.corpus.documents import Document, Row, RowReader, hash63
+from realm_jax.corpus.links import title_key
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.line_files import decompressed, lines_of
 from realm_jax.storage.paths import is_remote, sizes_below
@@ -52,10 +53,12 @@ class Piece(NamedTuple):
 class DocumentSource:
   """The documents of `inputs`, whose rows are all read to begin with.
 
-  This takes 16 bytes of memory for each row. There are `num_rows`, of
-  `num_bytes` in all. `summary` counts rows with dropped titles and, if bad
-  lines are skipped, rows that are malformed or repeat an id. Equal records of a
-  data set without ids are documents of their own.
+  This takes 24 bytes of memory for each row. There are `num_rows`, of
+  `num_bytes` in all. If links are read, `has_links` says whether a document has
+  any, and `title_keys` are the sorted keys of all titles. `summary` counts rows
+  with dropped titles and, if bad lines are skipped, rows that are malformed or
+  repeat an id. Equal records of a data set without ids are documents of their
+  own.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -77,6 +80,7 @@ class DocumentSource:
     self._starts: list[tuple[int, str, int]] = []
     following = ("", 0)
     keys, sizes = array.array("q"), array.array("q")
+    title_keys, self.has_links = array.array("q"), False
     # Indices of rows that give no document, and by the index of other rows the
     # number of earlier ones with the same contents.
     self._left_out = set[int]()
@@ -90,6 +94,9 @@ class DocumentSource:
         try:
           document = reader.read(row)
           keys.append(hash63(document.id))
+          if reader.reads_links:
+            title_keys.append(title_key(document.title))
+            self.has_links |= bool(document.links)
           if text := reader.dropped(document):
             dropped[index] = text
         except InputError as error:
@@ -99,6 +106,7 @@ class DocumentSource:
         sizes.append(_size(row))
         progress.advance()
     self._sizes = np.array(sizes, np.int64)
+    self.title_keys = np.unique(np.array(title_keys, np.int64))
     self.num_rows, self.num_bytes = len(sizes), int(self._sizes.sum())
     self._find_repeats(np.array(keys, np.int64))
     for index, text in dropped.items():

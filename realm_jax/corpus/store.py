@@ -3,9 +3,8 @@
 import copy
 import dataclasses
 import functools
-import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from jaxtyping import Int
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.documents import block_id
+from realm_jax.corpus.links import Edges, Graph
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.corpus.views import View
@@ -153,7 +153,8 @@ class Corpus:
   `name` is part of the block ids, so that two corpora have different ids.
   `source` is the directory that was opened, possibly on an object store.
   Documents that name no language are written in `language`, an ISO 639-1 code.
-  `span_kinds` has the names of the kinds of salient spans.
+  `span_kinds` has the names of the kinds of salient spans, and `relations` of
+  links; the first of these, "", is a plain link.
   """
 
   def __init__(self, source: epath.Path, manifest: Manifest):
@@ -187,6 +188,11 @@ class Corpus:
     records = manifest["shards"]
     kinds = dict.fromkeys(kind for r in records for kind in r["span_kinds"])
     self.span_kinds = tuple(kinds)
+    names = (name for r in records for name in r.get("relations", ()))
+    self.relations = tuple(dict.fromkeys(("", *names)))
+    self.has_links = any("relations" in record for record in records)
+    # Where links come from; builds before there were any read none.
+    self.link_source = manifest.get("links", "none")
     self.shards = [Shard(r, self.local, self.span_kinds) for r in records]
     sizes = [shard.num_blocks for shard in self.shards]
     self.num_blocks = sum(sizes)
@@ -341,18 +347,6 @@ class Corpus:
         return np.array(rows, np.int32)
       rows.append(row)
 
-  def titled(self, titles: Iterable[str]) -> dict[str, str]:
-    """Returns the id of the first document of each title; reads all titles."""
-    wanted, found = {title.encode() for title in titles}, dict[str, str]()
-    for shard in self.shards:
-      texts = shard.array("titles").tobytes()
-      limits = itertools.pairwise(shard.array("titles_offsets").tolist())
-      for document, limit in enumerate(limits):
-        if (title := texts[slice(*limit)]) in wanted:
-          name = shard.item("document_ids", document).tobytes().decode()
-          found.setdefault(title.decode(), name)
-    return found
-
   # --- One block --------------------------------------------------------
 
   def block(self, row: int) -> Block:
@@ -417,6 +411,21 @@ class Corpus:
       words = block.body_token_ids[start:limit][: length - 2]
       query[: len(words) + 2] = [self._cls_id, *words, self._sep_id]
     return queries
+
+  # --- Links ------------------------------------------------------------
+
+  @functools.cached_property
+  def graph(self) -> Graph:
+    """What finds the blocks that links lead to."""
+    return Graph(self)
+
+  def edges(self, rows: Int[np.ndarray, " n"]) -> Edges:
+    """Returns the links of blocks: see `Graph.edges`."""
+    return self.graph.edges(rows)
+
+  def siblings(self, rows: Int[np.ndarray, " n"]) -> Edges:
+    """Returns the other blocks of the same documents, in order."""
+    return self.graph.siblings(rows)
 
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """Returns the texts of many bodies as they were written, in UTF-8."""

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.util
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from realm_jax.console import columns
@@ -14,6 +14,8 @@ from realm_jax.text.sentences import THAI, splits_thai
 # few are left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
+# Titles without a document that a summary names.
+MOST_UNKNOWN_TITLES = 5
 # Languages, their names, and the packages that find words in them.
 _SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
 
@@ -34,6 +36,9 @@ class BuildSummary:
       the end of a sentence, which are left out.
     spans_to_mask: Spans that the corpus has, other than bare numbers.
     duplicate_blocks: Blocks that equal an earlier one.
+    links: Links that the corpus has, to known titles or others.
+    links_to_unknown: Of these, links to titles that no document has.
+    unknown_titles: A few of these titles.
     languages: Documents by the code of their language.
     scripts: Documents whose line has no language, by the script of most of
       their letters.
@@ -55,6 +60,9 @@ class BuildSummary:
   unaligned_spans: int = 0
   spans_to_mask: int = 0
   duplicate_blocks: int = 0
+  links: int = 0
+  links_to_unknown: int = 0
+  unknown_titles: list[str] = dataclasses.field(default_factory=list)
   languages: Counter[str] = dataclasses.field(default_factory=Counter)
   scripts: Counter[str] = dataclasses.field(default_factory=Counter)
   tagger: str = ""
@@ -66,14 +74,22 @@ class BuildSummary:
     for name, value in vars(self).items():
       if isinstance(value, Counter):
         value.update(other[name])
+      elif name == "unknown_titles":
+        self.add_unknown(other[name])
       else:
         setattr(self, name, value + other[name])
+
+  def add_unknown(self, titles: Iterable[str]) -> None:
+    """Adds to the titles that no document has, if they are few yet."""
+    found = dict.fromkeys([*self.unknown_titles, *titles])
+    self.unknown_titles = [*found][:MOST_UNKNOWN_TITLES]
 
   def table(self) -> str:
     """Returns one line for each count and ratio, aligned."""
     ratios = ((name, f"{ratio:.3f}") for name, ratio in self._ratios.items())
+    unknown = [f"no document is called {t!r}" for t in self.unknown_titles]
     return "\n".join(
-      [columns([*_rows(vars(self)), *ratios]), *self.first_errors]
+      [columns([*_rows(vars(self)), *ratios]), *unknown, *self.first_errors]
     )
 
   @property
@@ -82,11 +98,12 @@ class BuildSummary:
       "sentences per document": self.uncut_sentences / max(self.documents, 1),
       "spans to mask per block": self.spans_to_mask / max(self.blocks, 1),
       "share of [UNK]": self.unknown_tokens / max(self.tokens, 1),
+      "links per block": self.links / max(self.blocks, 1),
     }
 
   def warnings(self) -> list[str]:
     """Returns what makes a stage useless, and what to do, a sentence each."""
-    sentences, spans, unknown = self._ratios.values()
+    sentences, spans, unknown, _ = self._ratios.values()
     scripts = {
       name: f"{count:,} in {name}"
       for name, count in self.scripts.most_common()

@@ -32,6 +32,7 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
+from realm_jax.corpus.links import Linker
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
@@ -108,11 +109,18 @@ def update_corpus(
       fields=corpus.fields,
       drop_titles=corpus.drop_titles if drop_titles is None else drop_titles,
       unescape_html=unescape_html,
+      reads_links=corpus.link_source != "none",
       of_update=True,
     )
     source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
     summary.new = source.summary
 
+    linker = None
+    if reader.reads_links:
+      known = source.title_keys
+      if source.has_links:
+        known = np.union1d(known, corpus.graph.titles.keys)
+      linker = Linker(known=known)
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
     sample = (corpus.block(row).text for row in rows)
     builder = BlockBuilder(
@@ -121,6 +129,7 @@ def update_corpus(
       block_length=corpus.block_length,
       language=corpus.language,
       tagger=tagger_of(tagger, corpus.language, summary.new, sample),
+      linker=linker,
     )
     existing = _ExistingDocuments(corpus)
     views: Any = {name: corpus.view(name).vocabulary for name in corpus.views}

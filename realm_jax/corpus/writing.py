@@ -14,10 +14,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.corpus import CorpusError
+from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import ShardRecord
-from realm_jax.corpus.shard import ARRAYS
+from realm_jax.corpus.shard import ARRAYS, LINK_ARRAYS
 from realm_jax.storage import atomic
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
@@ -30,9 +30,9 @@ from realm_jax.text.vocabulary_files import write_vocabulary
 SHARD_BYTES = 64 << 20
 
 
-# Whole documents with their blocks, in order, in memory: `ARRAYS`, with offsets
-# from 0, of any integer dtype but for `token_ids`; kinds of salient spans by
-# name.
+# Whole documents with their blocks, in order, in memory: `ARRAYS`, and perhaps
+# `LINK_ARRAYS`, with offsets from 0, of any integer dtype but for `token_ids`;
+# kinds of salient spans and relations by name.
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
@@ -67,6 +67,8 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   """Writes documents to a new folder; returns None if there is no block."""
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
+  # A plain link has the relation "".
+  relations = {"": 0}
   for part in blocks:
     if not len(part["block_ids"]):
       continue
@@ -75,6 +77,11 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
     numbers = [kinds.setdefault(name, len(kinds)) for name in names]
     part = {**part, "salient_span_kinds": np.array(numbers, np.int64)}
     dtypes = {**ARRAYS, "token_ids": part["token_ids"].dtype}
+    if "links" in part:
+      dtypes |= LINK_ARRAYS
+      names = part["link_relations"].tolist()
+      numbers = [relations.setdefault(n, len(relations)) for n in names]
+      part["link_relations"] = np.array(numbers, np.int64)
     # The dtypes of their files take less memory.
     parts.append(
       {
@@ -84,9 +91,15 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
     )
   if not parts:
     return None
+  has_links = any(len(part.get("links", ())) for part in parts)
+  if len(relations) > 1 << 16:
+    raise InputError(
+      f"the links of one shard have {len(relations):,} relations, and at most "
+      f"{1 << 16:,} are kept; a relation is a kind of links, such as 'part of'"
+    )
   folder.mkdir(parents=True)
   files = {}
-  for name in ARRAYS:
+  for name in (*ARRAYS, *(LINK_ARRAYS if has_links else ())):
     values = [part[name] for part in parts]
     if name == "document_starts" or name.endswith("_offsets"):
       # The offsets of a part go on where the part before it ends.
@@ -101,6 +114,7 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
     "num_documents": sum(len(part["document_hashes"]) for part in parts),
     "num_tokens": sum(len(part["token_ids"]) for part in parts),
     "span_kinds": list(kinds),
+    **({"relations": list(relations)} if has_links else {}),
     "files": files,
   }
 

@@ -20,6 +20,7 @@ from jaxtyping import Int, Int64
 
 from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.patterns import compiled
+from realm_jax.corpus.links import find_sorted, title_key
 from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import Example, FeatureSpec, TaskError
 from realm_jax.inputs.config import DataConfig, current_context, task_context
@@ -146,14 +147,15 @@ class QuestionRecords:
   def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
     self.questions, self._answer_kind = questions, answer_kind
     self._context = current_context()
-    titles = {title for q in questions for title in q.gold_titles}
-    self._titled = self._context.corpus.titled(titles) if titles else {}
 
   def _gold(self, question: Question) -> list[str]:
     """Returns the ids of the documents of its path; none if one is missing."""
-    corpus = self._context.corpus
-    named = [self._titled.get(title, "") for title in question.gold_titles]
-    ids = [*question.gold_ids, *named]
+    corpus, ids = self._context.corpus, [*question.gold_ids]
+    if keys := [*map(title_key, question.gold_titles)]:
+      titles = corpus.graph.titles
+      places, is_known = find_sorted(np.array(keys), titles.keys)
+      rows = titles.rows[places].tolist() if is_known.all() else []
+      ids = [corpus.block(row).document_id for row in rows]
     return ids if all(len(corpus.document_rows(one)) for one in ids) else []
 
   @property
