@@ -105,8 +105,8 @@ class PathBatch(NamedTuple):
 
   query: Int[AnyArray, "b q"]
   blocks: Int[AnyArray, "b n l"]
-  is_next: Bool[AnyArray, "b t n+1"]
-  counts: Bool[AnyArray, "b t n+1"]
+  is_next: Bool[AnyArray, "b t m"]
+  counts: Bool[AnyArray, "b t m"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,7 @@ class PathRetrieval(_OfPaths):
 
   def _nothing_learned(
     self, size: int
-  ) -> tuple[Bool[np.ndarray, "b t n+1"], Bool[np.ndarray, "b t n+1"]]:
+  ) -> tuple[Bool[np.ndarray, "b t m"], Bool[np.ndarray, "b t n+1"]]:
     shape = (size, self.max_hops + 1, self.num_candidates + 1)
     return np.zeros(shape, bool), np.zeros(shape, bool)
 
