@@ -9,6 +9,11 @@ from pathlib import Path
 from etils import epath
 
 from experiments.world import world as world_lib
+from experiments.world.chains import (
+  ChainConfig,
+  add_chains,
+  write_questions,
+)
 from experiments.world.second_language import (
   CODE,
   SecondLanguageConfig,
@@ -76,12 +81,14 @@ class GeneratedWorlds:
       for the first alone.
     num_sentinels: Number of sentinels in the vocabulary, for a reader that
       writes.
+    chains: Pages of companies, and questions of two hops; None for neither.
   """
 
   world: world_lib.WorldConfig
   block_length: int
   second_language: SecondLanguageConfig | None = None
   num_sentinels: int = 0
+  chains: ChainConfig | None = None
 
   def files(self, folder: Path) -> GivenData:
     """Returns where the data of the seed with this folder are."""
@@ -101,17 +108,24 @@ class GeneratedWorlds:
       made_from += repr(self.second_language)
     if self.num_sentinels:
       made_from += f" with {self.num_sentinels} sentinels"
+    if self.chains is not None:
+      made_from += repr(self.chains)
     if path.exists() and (before := json.loads(path.read_text())) != made_from:
       raise RealmError(
         f"{folder} has a world of other settings, {before}, and not of "
         f"{made_from}; remove it, or choose another --output_dir"
       )
     write_json(path, made_from)
-    world = world_lib.generate(config)
+    world, chains = world_lib.generate(config), None
+    if self.chains is not None:
+      chains = add_chains(world, self.chains, seed=seed)
+      world = chains.world
     files, second = folder / "world", self.second_language
     articles = [_ARTICLES] if second is None else [_ARTICLES, _OWN_ARTICLES]
     if not (folder / _VOCABULARY).exists():
       world_lib.write_world(files, world)
+      if chains is not None:
+        write_questions(files, chains, seed=seed)
       documents = [*world.documents]
       if second is not None:
         more, statements = write_in_second_language(world, second, seed=seed)

@@ -27,6 +27,7 @@ from realm_jax.training.stages.stage import (
   StepBatch,
 )
 from realm_jax.training.stages.text_to_text import TextToText
+from realm_jax.training.stages.two_hop_qa import TwoHopQa
 
 # Enough blocks to meet nearly every name, in seconds.
 _MAX_BLOCKS = 200_000
@@ -60,6 +61,18 @@ class RenamingOpenQa(OpenQa):
     renamed = batch._replace(query=batch.read_query)
     read = super().inputs(components, renamed).reader
     return searched._replace(reader=read)
+
+
+class RenamingTwoHopQa(TwoHopQa):
+  """The same, over paths of two blocks."""
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    read = made.read_query, made.read
+    query, paths = _renamed(context.corpus, batch, *read)
+    return made._replace(read_query=query, read=paths), metrics
 
 
 class RenamingTextToText(TextToText):

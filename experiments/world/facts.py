@@ -47,9 +47,11 @@ class Fact:
 
 
 def make_facts(
-  generator: np.random.Generator, groups: Sequence[Entities]
+  generator: np.random.Generator,
+  groups: Sequence[Entities],
+  among: Sequence[relations.Relation] = relations.RELATIONS,
 ) -> list[Fact]:
-  """Gives every entity a value for every relation of its kind.
+  """Gives every entity a value for every one of some relations of its kind.
 
   Facts connect entities of one group only, and a number occurs in one
   group only. In a symmetric relation each pair is one fact; if the number of
@@ -60,7 +62,7 @@ def make_facts(
   of_groups = np.split(generator.permutation(NUMBERS), shares)
   facts = []
   for (group, numbers), relation in itertools.product(
-    zip(groups, of_groups, strict=True), relations.RELATIONS
+    zip(groups, of_groups, strict=True), among
   ):
     subjects = group[relation.subject]
     values: Sequence[object]
@@ -72,10 +74,10 @@ def make_facts(
       subjects = _circle(generator, subjects)
       values = subjects[1:] + subjects[:1]
     else:
-      among = group.get(relation.value, numbers)
+      choices = group.get(relation.value, numbers)
       # In random order, each equally often.
-      num_rounds = -(-len(subjects) // len(among))
-      rounds = [generator.permutation(among) for _ in range(num_rounds)]
+      num_rounds = -(-len(subjects) // len(choices))
+      rounds = [generator.permutation(choices) for _ in range(num_rounds)]
       values = np.concatenate(rounds)[: len(subjects)].tolist()
     facts += [
       Fact(relation, str(subject), str(value))

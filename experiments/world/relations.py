@@ -69,6 +69,11 @@ class Relation:
     return (*itertools.chain(*sentences), *self.questions)
 
 
+def parse_relations(table: str) -> tuple[Relation, ...]:
+  """Reads a table of relations, such as `relations.txt`."""
+  return tuple(_parse(table))
+
+
 def _parse(table: str) -> Iterator[Relation]:
   for entry in re.split(r"\n(?! )", table.strip()):
     header, *lines = map(str.strip, entry.splitlines())
@@ -91,4 +96,4 @@ def _parse(table: str) -> Iterator[Relation]:
     )
 
 
-RELATIONS = tuple(_parse(Path(__file__).with_suffix(".txt").read_text()))
+RELATIONS = parse_relations(Path(__file__).with_suffix(".txt").read_text())

@@ -77,6 +77,7 @@ class World:
   documents: Sequence[Document]
   questions: Mapping[Split, Sequence[Question]]
   statements: Mapping[Split, Sequence[Question]]
+  splits: Mapping[Split, Entities]
 
   @functools.cached_property
   def gold_ids(self) -> Mapping[int, Sequence[str]]:
@@ -127,7 +128,7 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
     one: make_statements(generator, facts, questions[one], stated)
     for one in reversed(held_out)
   }
-  return World(entities, facts, documents, questions, statements)
+  return World(entities, facts, documents, questions, statements, split)
 
 
 def write_world(directory: epath.PathLike, world: World) -> None:

@@ -75,6 +75,8 @@ _OWN = {
   "refresh": f"{_CONFIG}:RefreshConfig",
   "bert_retriever": "realm_jax.models.retriever:BertRetriever",
   "text_to_text": f"{_STAGES}.text_to_text:TextToText",
+  "two_hop_qa": f"{_STAGES}.two_hop_qa:TwoHopQa",
+  "two_hops": "realm_jax.training.two_hops:TwoHops",
   "train": f"{_CONFIG}:TrainConfig",
 }
 _OWN_TASKS = "realm_jax.tasks"

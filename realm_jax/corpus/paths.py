@@ -7,42 +7,9 @@ of its blocks, in order, and `NULL_ROW` after the last one.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int, Int32
 
 from realm_jax.corpus.store import NULL_BLOCK, Block, Corpus
 from realm_jax.text.vocabulary import BertVocabulary
-
-_PAD = 0
-
-
-def join_tokens(
-  blocks: Int[np.ndarray, "*b h l"], length: int, *, separator_id: int
-) -> Int32[np.ndarray, "*b {length}"]:
-  """Returns `[CLS] title [SEP] body title body … [SEP]` of each path.
-
-  The blocks of a path are padded, `[CLS] title [SEP] body [SEP]`; the null
-  block adds nothing after another. A long path loses its end.
-  """
-  *shape, hops, _ = blocks.shape
-  flat = blocks.reshape(int(np.prod(shape)), hops, -1)
-  is_kept = flat != _PAD
-  is_separator = flat == separator_id
-  first = is_separator.argmax(axis=-1)
-  last = is_kept.sum(axis=-1) - 1
-  column = np.arange(flat.shape[-1])
-  # Only the first block's [CLS] and first [SEP] remain; the last one is put
-  # back behind all of them.
-  is_kept &= column != last[..., None]
-  is_kept[:, 1:] &= (column != first[:, 1:, None]) & (column > 0)
-  is_kept, tokens = (x.reshape(len(flat), -1) for x in (is_kept, flat))
-  order = np.argsort(~is_kept, axis=1, kind="stable")
-  tokens = np.take_along_axis(np.where(is_kept, tokens, _PAD), order, axis=1)
-  joined = np.zeros((len(flat), length), np.int32)
-  width = min(length, tokens.shape[1])
-  joined[:, :width] = tokens[:, :width]
-  end = np.minimum(is_kept.sum(axis=1), length - 1)
-  joined[np.arange(len(flat)), end] = separator_id
-  return joined.reshape(*shape, length)
 
 
 def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:

@@ -30,7 +30,7 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.filters import Where, allowed_rows
-from realm_jax.corpus.paths import join_tokens, joined_block
+from realm_jax.corpus.paths import joined_block
 from realm_jax.corpus.store import (
   NULL_BLOCK,
   NULL_ROW,
@@ -68,6 +68,7 @@ from realm_jax.models.components import (
 )
 from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import joined_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
@@ -666,9 +667,8 @@ class TrainedRun:
     tokens = self.gather(np.array(padded, np.int32))
     if hops == 1:
       return tokens[:, :, 0]
-    length = hops * self.newest_corpus.block_length
     separator = self.vocabulary.sep_id
-    return join_tokens(tokens, length, separator_id=separator)
+    return np.asarray(joined_blocks(tokens, separator_id=separator))
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""

@@ -96,6 +96,17 @@ class Retriever(Component, Protocol):
     ...
 
 
+@runtime_checkable
+class HopRetriever(Retriever, Protocol):
+  """A retriever that also reads a query together with what it has found."""
+
+  def hop_queries(
+    self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
+  ) -> Int[AnyArray, "b k p"]:
+    """Returns the padded queries of a second search."""
+    ...
+
+
 def embed_queries(
   retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b q"]
 ) -> Float[Array, "b d"]:
@@ -261,6 +272,21 @@ class Components(Mapping[str, Any]):
   def retriever(self) -> Retriever:
     """The component `retriever`."""
     return self["retriever"]
+
+  @property
+  def hop_retriever(self) -> HopRetriever:
+    """The component `retriever`, for two hops.
+
+    Raises:
+      RealmError: It is of another kind.
+    """
+    retriever = self["retriever"]
+    if not hasattr(retriever, "hop_queries"):
+      raise RealmError(
+        "two hops need a retriever that reads a query together with a block, "
+        f"which a {type(retriever).__name__} does not; it lacks `hop_queries`"
+      )
+    return retriever
 
   @property
   def reader(self) -> Reader:

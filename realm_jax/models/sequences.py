@@ -233,6 +233,32 @@ def pairs(
   ).token_ids
 
 
+def joined_blocks(
+  blocks: Int[AnyArray, "*b h l"], *, separator_id: int
+) -> Int[AnyArray, "*b h*l"]:
+  """Returns `[CLS] title [SEP] body title body … [SEP]` of blocks in a row.
+
+  The blocks are padded, `[CLS] title [SEP] body [SEP]`. The null block adds
+  nothing after another.
+  """
+  xp = blocks.__array_namespace__()
+  *shape, hops, length = blocks.shape
+  flat = blocks.reshape(-1, hops, length)
+  column = xp.arange(length)[None, None, :]
+  separator = xp.argmax(flat == separator_id, axis=-1)[..., None]
+  end = xp.sum(flat != PAD_ID, axis=-1)[..., None] - 1
+  # [CLS] and the [SEP] after the title remain of the first block alone.
+  is_special = (column == 0) | (column == separator)
+  is_first = xp.arange(hops)[None, :, None] == 0
+  is_kept = ((column < end) & (is_first | ~is_special)).reshape(len(flat), -1)
+  tokens = xp.where(is_kept, flat.reshape(len(flat), -1), PAD_ID)
+  order = xp.argsort(~is_kept, axis=1, stable=True)
+  tokens = xp.take_along_axis(tokens, order, axis=1)
+  last = xp.sum(is_kept, axis=1)[:, None]
+  is_last = xp.arange(hops * length)[None, :] == last
+  return xp.where(is_last, separator_id, tokens).reshape(*shape, -1)
+
+
 def with_prefix(
   token_ids: Int[AnyArray, "n l"], prefix: Sequence[int]
 ) -> Int[AnyArray, "n l+{len(prefix)}"]:

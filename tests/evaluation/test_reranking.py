@@ -12,6 +12,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.training.encoder_inputs import Candidates
+from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.text_to_text import TextBatch, TextToText
 from tests import tiny_world
 
@@ -95,3 +96,27 @@ def test_a_step_reads_what_the_run_finds(reranking):
   np.testing.assert_array_equal(read.tokens, reranking.gather(expected))
   # It decides what is read, and p(z|x) is the retriever's: nothing else has it.
   assert stage.frozen == ("reranker",)
+
+
+def test_a_step_of_open_qa_points_at_what_the_run_finds(reranking):
+  texts = [question["question"] for question in tiny_world.questions()[:3]]
+  queries = reranking.encode(texts)
+  stage = OpenQa(num_searched_blocks=8, num_read=4, rerank_depth=6)
+  example = Batch({"query": queries}, {}, np.arange(3), np.arange(3))
+  rows = reranking.search_as_trained(stage, example).rows
+  batch = OpenQaBatch(
+    query=queries,
+    retrieved=rows[..., None].astype(np.float32),
+    blocks=reranking.gather(rows[:, :6]),
+    has_answer=rows % 2 == 0,
+    is_answer=rows[:, :6, None, None] % 2 == 0,
+  )
+  encoders = stage.encoders(reranking.components, reranking.params, None)
+  made = stage.rerank(encoders, batch)
+  expected = reranking.search(queries, 8).rows
+  np.testing.assert_array_equal(made.retrieved[..., 0], expected)
+  np.testing.assert_array_equal(made.has_answer, expected % 2 == 0)
+  np.testing.assert_array_equal(
+    made.is_answer[..., 0, 0], expected[:, :4] % 2 == 0
+  )
+  np.testing.assert_array_equal(made.blocks, reranking.gather(expected[:, :4]))

@@ -7,20 +7,22 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.spans import TokenSpans, find_token_spans
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch, QuestionAnswers
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import OfRun, PositiveInt
+from realm_jax.settings import NonNegativeInt, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
@@ -41,7 +43,8 @@ class OpenQaBatch(NamedTuple):
       their vectors as the snapshot has them, or the scores of an index
       without vectors, such as BM25. The host leaves rows here if the devices
       hold the vectors: see `StageContext.vectors`.
-    blocks: The best k blocks, as the reader reads them.
+    blocks: The best k blocks, as the reader reads them, or those that a
+      cross-encoder has yet to order.
     has_answer: Whether each of the n blocks contains an answer.
     is_answer: Whether the span of a start and a width is an answer.
   """
@@ -69,6 +72,10 @@ class OpenQa(Stage):
     num_searched_blocks: Number of blocks that the retriever's loss is over, or
       all blocks of a smaller corpus.
     num_read: Number of the best blocks that the reader reads.
+    rerank_depth: Number of the best blocks among which a frozen cross-encoder
+      chooses these, the component `reranker` of the initial checkpoint. It
+      decides what is read; the retriever's scores stay its own. With 0 there is
+      none.
     index_scores: Whether a block's score is the index's times a trainable
       scale, for an index without vectors (BM25).
     initial_scale: Initial value of that scale.
@@ -82,6 +89,7 @@ class OpenQa(Stage):
 
   num_searched_blocks: PositiveInt = 5000
   num_read: Annotated[PositiveInt, OfRun()] = 5
+  rerank_depth: Annotated[NonNegativeInt, OfRun()] = 0
   index_scores: Annotated[bool, OfRun()] = False
   initial_scale: float = 0.1
   current_queries: bool = True
@@ -91,19 +99,36 @@ class OpenQa(Stage):
   asked = "question"
   evaluation = "gin/runs/eval.gin"
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if 0 < self.rerank_depth < self.num_read:
+      raise RealmError(
+        f"RERANK_DEPTH={self.rerank_depth} with NUM_READ={self.num_read}; the "
+        "cross-encoder has to order as many blocks as are read, or more"
+      )
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    reranker = (RERANKER,) if self.rerank_depth else ()
+    return (*super().components, *reranker)
+
+  @property
+  def frozen(self) -> tuple[str, ...]:
+    return (RERANKER,) if self.rerank_depth else ()
+
   @property
   def retrieval(self) -> Retrieval:
     return Retrieval(
-      max(self.num_searched_blocks, self.num_read),
-      setting="NUM_READ",
-      num_required=self.num_read,
+      max(self.num_searched_blocks, self.num_candidates),
+      setting="RERANK_DEPTH" if self.rerank_depth else "NUM_READ",
+      num_required=self.num_candidates,
       current_queries=self.current_queries,
       reads="scores" if self.index_scores else "vectors",
     )
 
   @property
   def num_candidates(self) -> int:
-    return self.num_read
+    return max(self.num_read, self.rerank_depth)
 
   def init(
     self,
@@ -137,13 +162,13 @@ class OpenQa(Stage):
       for array in (found.rows, found.scores, has_answer)
     )
     # Of the searched blocks, those that are read alone are taken from disk.
-    read = rows[:, : self.num_read]
+    read = rows[:, : self.num_candidates]
     made = OpenQaBatch(
       batch.arrays["query"],
       scores if self.index_scores else context.vectors(rows),
       context.gather(read),
       has_answer,
-      _is_answer(questions, read, context),
+      answer_spans(questions, read, context),
     )
     return made, {"recall_at_5": float(recall)}
 
@@ -161,8 +186,33 @@ class OpenQa(Stage):
       is_answer=np.zeros(spans, bool),
     )
 
+  def rerank(self, encoders: Encoders, batch: OpenQaBatch) -> OpenQaBatch:
+    """Puts first what the cross-encoder finds best, and keeps it to be read."""
+    if not self.rerank_depth:
+      return batch
+    scores = encoders.pair_scores(
+      batch.query, batch.blocks, at_once=self.num_read
+    )
+    order = jnp.argsort(-scores, axis=1, stable=True)
+    rest = jnp.arange(order.shape[1], batch.has_answer.shape[1])
+    rest = jnp.broadcast_to(rest, (len(order), len(rest)))
+    whole = jnp.concatenate([order, rest], axis=1)
+
+    def taken(x: AnyArray, places: Int[Array, "b k"]) -> Array:
+      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+      return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
+
+    return batch._replace(
+      retrieved=taken(batch.retrieved, whole),
+      has_answer=taken(batch.has_answer, whole),
+      blocks=taken(batch.blocks, order[:, : self.num_read]),
+      is_answer=taken(batch.is_answer, order[:, : self.num_read]),
+    )
+
   def inputs(self, components: Components, batch: OpenQaBatch) -> EncoderInputs:
-    read = components.token_reader.join(batch.query, batch.blocks)
+    # They are reranked by now, except where lengths alone are wanted.
+    blocks = batch.blocks[:, : self.num_read]
+    read = components.token_reader.join(batch.query, blocks)
     queries = None
     if not self.index_scores:
       query = components.retriever.query_input(batch.query)
@@ -203,12 +253,12 @@ class OpenQa(Stage):
     )
 
 
-def _is_answer(
+def answer_spans(
   questions: Sequence[QuestionAnswers],
   rows: Int[np.ndarray, "b k"],
   context: StageContext,
 ) -> Bool[np.ndarray, "b k l w"]:
-  """Returns which spans of the blocks to read are answers."""
+  """Returns whether the span of a start and a width of blocks is an answer."""
   assert context.answers is not None
   width = context.components.span_reader.max_answer_width
   length = context.block_length

@@ -58,18 +58,28 @@ class Encoders(NamedTuple):
     return module.apply(variables, *arguments, rngs=rngs, **settings)
 
   def candidate_scores(self, inputs: EncoderInputs) -> Float[jax.Array, "b k"]:
-    """Returns f(x, z) of the candidates that `distinct_blocks` has laid out."""
+    """Returns f(x, z) of each query's candidates: see `candidate_vectors`."""
+    queries, candidates = self.candidate_vectors(inputs)
+    return relevance(
+      queries,
+      candidates.reshape(len(queries), -1, queries.shape[-1]),
+      score_scale=self.components.retriever.score_scale,
+    )
+
+  def candidate_vectors(
+    self, inputs: EncoderInputs
+  ) -> tuple[Float[jax.Array, "q d"], Float[jax.Array, "n d"]]:
+    """Returns the vectors of all queries, and of all candidates in order.
+
+    The blocks are those that `distinct_blocks` has laid out.
+    """
     queries, blocks = self.apply("retriever", inputs.queries, inputs.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
     candidates = jnp.take_along_axis(
       blocks.reshape(len(index), -1, dim), index[..., None], axis=1
     )
-    return relevance(
-      queries,
-      candidates.reshape(len(queries), -1, dim),
-      score_scale=self.components.retriever.score_scale,
-    )
+    return queries, candidates.reshape(-1, dim)
 
   def pair_scores(
     self,

@@ -1,0 +1,169 @@
+"""Questions of two hops: about the company that somebody works for.
+
+Each company has a page, whose title is its name and which states facts that no
+note has. A question names a person, and asks for a fact of a company that notes
+connect with the person. So it shares no name with the text that answers it, and
+a note leads there: it mentions the title of the page.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments.world.documents import Document, Sentence
+from experiments.world.facts import SPLITS, Fact, Split, make_facts
+from experiments.world.questions import Question
+from experiments.world.relations import parse_relations
+from experiments.world.world import World, question_record
+from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.storage.json_files import JsonValue, json_lines
+
+RELATIONS = parse_relations(
+  Path(__file__).with_name("chained_relations.txt").read_text()
+)
+# How a question speaks of the company of a person, by the relation to it.
+_COMPANIES = {
+  "employer": ("the employer of {s}", "the firm that gives {s} a job"),
+  "creditor": ("the creditor of {s}", "the lender that {s} repays"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainConfig:
+  """The number of questions of two hops; all that are possible by default."""
+
+  num_train_questions: NonNegativeInt = 12000
+  num_validation_questions: NonNegativeInt = 200
+  num_test_questions: NonNegativeInt = 400
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainQuestion(Question):
+  """A question whose `fact` connects its subject with that of the `second`."""
+
+  second: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Chains:
+  """A world with pages of companies, and questions of two hops by split."""
+
+  world: World
+  questions: Mapping[Split, Sequence[ChainQuestion]]
+
+  def record(self, question: ChainQuestion) -> dict[str, JsonValue]:
+    """Returns a question as its line of JSON, with its gold path.
+
+    A path has, for each hop, the ids of the documents that state its fact.
+    """
+    facts = question.fact, question.second
+    names = [self.world.facts[fact].relation.name for fact in facts]
+    return question_record(self.world, question) | {
+      "relation": " → ".join(names),
+      "gold_path": [list(self.world.gold_ids[fact]) for fact in facts],
+    }
+
+
+def add_chains(world: World, config: ChainConfig, *, seed: int) -> Chains:
+  """Adds pages of companies and their facts to a world, which stays as it is.
+
+  Facts connect entities of one split only, as in the world.
+  """
+  generator = np.random.default_rng([seed, 2])
+  groups = [world.splits[split] for split in SPLITS]
+  added = make_facts(generator, groups, RELATIONS)
+  facts = [*world.facts, *added]
+  pages = _write_pages(generator, facts, first=len(world.facts))
+  documents = [*world.documents, *pages]
+  order = generator.permutation(len(documents))
+  whole = dataclasses.replace(
+    world, facts=facts, documents=[documents[i] for i in order]
+  )
+  return Chains(whole, _make_questions(generator, whole, config))
+
+
+def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
+  """Writes `chains-SPLIT.jsonl`, and those for training with all others.
+
+  That is `chains-all.jsonl`, in random order, in which the first fact of a
+  chain is also asked for by itself.
+  """
+  for split, questions in chains.questions.items():
+    with json_lines(folder / f"chains-{split}.jsonl") as write:
+      for question in questions:
+        write(chains.record(question))
+  rows = [*map(chains.record, chains.questions["train"])]
+  for question in chains.world.questions["train"]:
+    rows.append(question_record(chains.world, question))
+  order = np.random.default_rng([seed, 3]).permutation(len(rows))
+  with json_lines(folder / "chains-all.jsonl") as write:
+    for place in order.tolist():
+      write(rows[place])
+
+
+def _write_pages(
+  generator: np.random.Generator, facts: Sequence[Fact], first: int
+) -> list[Document]:
+  """Writes the page of each company: each of its facts once."""
+  sentences: dict[str, list[Sentence]] = {}
+  for index, fact in enumerate(facts[first:], first):
+    phrasing = int(generator.integers(len(fact.relation.phrasings)))
+    wordings = fact.relation.phrasings[phrasing].wordings
+    stated = Sentence(index, phrasing, str(generator.choice(wordings)))
+    sentences.setdefault(fact.subject, []).append(stated)
+  return [
+    Document(
+      id=f"page-{number:05d}",
+      title=name,
+      sentences=tuple(own[i] for i in generator.permutation(len(own))),
+    )
+    for number, (name, own) in enumerate(sentences.items())
+  ]
+
+
+def _make_questions(
+  generator: np.random.Generator, world: World, config: ChainConfig
+) -> dict[Split, list[ChainQuestion]]:
+  """Makes the questions of each split, about its own people.
+
+  A held-out pair of facts has one question.
+  """
+  of_company: dict[str, list[int]] = {}
+  chained = {relation.name for relation in RELATIONS}
+  for index, fact in enumerate(world.facts):
+    if fact.relation.name in chained:
+      of_company.setdefault(fact.subject, []).append(index)
+  questions = {}
+  for split in SPLITS:
+    people, possible = {*world.splits[split]["person"]}, []
+    for index, fact in enumerate(world.facts):
+      names = _COMPANIES.get(fact.relation.name)
+      if names is None or fact.subject not in people:
+        continue
+      for second in of_company[fact.value]:
+        asked = world.facts[second]
+        wordings = [
+          (name.format(s=fact.subject), question)
+          for name, question in itertools.product(
+            names, asked.relation.questions
+          )
+        ]
+        if split != "train":
+          wordings = [wordings[generator.integers(len(wordings))]]
+        for name, question in wordings:
+          text = question.format(s=name)
+          known = (text, fact.subject, index, asked.value, second)
+          possible.append(known)
+    count = getattr(config, f"num_{split}_questions")
+    order = generator.permutation(len(possible))[:count].tolist()
+    questions[split] = [
+      ChainQuestion(f"chain-{split}-{number:05d}", *possible[choice])
+      for number, choice in enumerate(order)
+    ]
+  return questions

@@ -1,0 +1,239 @@
+"""Retrieval in two hops: for a query, and for the query with what it found.
+
+A path is a block z1 and a second one, or the null block where one is enough:
+
+    p(z1, z2 | x) = p(z1 | x) p(z2 | z1, x)
+
+Both are softmaxes of f within a beam: over the blocks that were found for x,
+and over those that were found for x read together with z1 (as in MDR, Xiong et
+al. 2020, arXiv 2009.12756) and the null block. Two blocks are one path, in
+whichever order they were found: its probability is the sum of both.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.models import AnyArray
+from realm_jax.models.components import embed_blocks
+from realm_jax.models.retriever import relevance
+from realm_jax.settings import PositiveInt, require_valid
+
+# log p of what cannot be a path: no −∞, whose gradient could be NaN.
+NOT_A_PATH = -1e9
+
+
+class Cells(NamedTuple):
+  """All paths of a query, c = n · (m + 1): each block, before each second one.
+
+  Attributes:
+    is_path: Whether it is one: a block is not read twice.
+    twin: Place of the path with the same two blocks in the other order, or −1.
+  """
+
+  is_path: Bool[AnyArray, "b c"]
+  twin: Int[AnyArray, "b c"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoHops:
+  """Searches for paths of two blocks.
+
+  Attributes:
+    first_beam: Number n of blocks that are found for a query.
+    second_beam: Number m of blocks that are found for it with each of these.
+  """
+
+  first_beam: PositiveInt = 8
+  second_beam: PositiveInt = 8
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+  @property
+  def num_found(self) -> int:
+    """Number of blocks that each search has to find.
+
+    The second one finds the first block again.
+    """
+    return max(self.first_beam, self.second_beam + 1)
+
+  def second_places(
+    self,
+    first: Int[np.ndarray, "b n"],
+    second: Int[np.ndarray, "b n k"],
+  ) -> Int[np.ndarray, "b n m"]:
+    """Returns the places of the second blocks among those that were found.
+
+    That of the first block itself comes last.
+    """
+    is_first = second == first[..., None]
+    order = np.argsort(is_first, axis=-1, kind="stable")
+    return order[..., : self.second_beam]
+
+  def cells(
+    self, first: Int[np.ndarray, "b n"], second: Int[np.ndarray, "b n m"]
+  ) -> Cells:
+    """Returns which paths the rows of blocks make."""
+    null = np.full((*first.shape, 1), NULL_ROW, second.dtype)
+    ends = np.concatenate([null, second], axis=-1)
+    is_path = ends != first[..., None]
+    # Whether second j of first i is first k, at [i, j, k].
+    is_same = ends[:, :, :, None] == first[:, None, None, :]
+    # The same, and second l of first k is first i.
+    is_twin = is_same[..., None] & is_same.transpose(0, 3, 1, 2)[:, :, None]
+    is_twin = is_twin.reshape(len(first), -1, is_path[0].size)
+    found = is_twin.any(axis=-1) & is_path.reshape(len(first), -1)
+    twin = np.where(found, is_twin.argmax(axis=-1), -1).astype(np.int32)
+    return Cells(is_path.reshape(len(first), -1), twin)
+
+  def log_p(
+    self,
+    first: Float[AnyArray, "b n"],
+    second: Float[AnyArray, "b n e"],
+    cells: Cells,
+  ) -> Float[AnyArray, "b c"]:
+    """Returns log p of each path, in its order.
+
+    Args:
+      first: f(x, z1) of the first blocks.
+      second: f of x and z1 together, with the null block and the second ones.
+      cells: Which of them are paths.
+    """
+    xp = first.__array_namespace__()
+    is_path = xp.asarray(cells.is_path)
+    is_end = is_path.reshape(second.shape)
+    following = _log_softmax(xp.where(is_end, second, NOT_A_PATH))
+    log_p = _log_softmax(first)[..., None] + following
+    return xp.where(is_path, log_p.reshape(is_path.shape), NOT_A_PATH)
+
+  def best(
+    self, log_p: Float[AnyArray, "b c"], cells: Cells, k: int
+  ) -> Int[AnyArray, "b k"]:
+    """Returns the places of the best k distinct paths."""
+    xp = log_p.__array_namespace__()
+    twin, own = xp.asarray(cells.twin), xp.arange(log_p.shape[1])[None]
+    other = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
+    # Of the two orders the more likely one stands, or the earlier.
+    is_behind = (other > log_p) | ((other == log_p) & (twin < own))
+    both = distinct_log_p(log_p, own, cells)
+    both = xp.where(is_behind & (twin >= 0), NOT_A_PATH, both)
+    return xp.argsort(-both, axis=1, stable=True)[:, :k]
+
+  def to_read(
+    self,
+    first: Float[np.ndarray, "b n"],
+    second: Float[np.ndarray, "b n m"],
+    cells: Cells,
+    k: int,
+  ) -> Int[np.ndarray, "b k"]:
+    """Returns the places of paths for a step to read, before it has scores.
+
+    Half of them are the best first blocks alone, whose score with the null
+    block nobody knows yet. The others are the best of two blocks.
+
+    Args:
+      first, second: Scores of the two searches.
+      cells: Which paths there are.
+      k: Number of paths.
+    """
+    alone = min(k // 2, first.shape[1])
+    none = np.full((*first.shape, 1), NOT_A_PATH, second.dtype)
+    log_p = self.log_p(first, np.concatenate([none, second], axis=-1), cells)
+    log_p = log_p.reshape(none.shape[0], none.shape[1], -1)
+    log_p[..., 0] = NOT_A_PATH
+    pairs = self.best(log_p.reshape(len(first), -1), cells, k - alone)
+    singles = np.arange(alone) * log_p.shape[-1]
+    singles = np.broadcast_to(singles, (len(first), alone))
+    return np.concatenate([singles, pairs], axis=1).astype(np.int32)
+
+  def search(
+    self, run: Any, token_ids: Int32[np.ndarray, "b q"], k: int
+  ) -> SearchResult:
+    """Returns the best k paths of each query; see `PathSearch`.
+
+    The scores are log p of the paths.
+    """
+    found = run.search_blocks(token_ids, self.first_beam)
+    retriever = run.components.hop_retriever
+    queries = retriever.hop_queries(token_ids, run.gather(found.rows))
+    batch, beam, length = queries.shape
+    flat = np.asarray(queries).reshape(-1, length)
+    following = run.search_blocks(flat, self.second_beam + 1)
+    rows = following.rows.reshape(batch, beam, -1)
+    places = self.second_places(found.rows, rows)
+    rows, scores = (
+      np.take_along_axis(x.reshape(batch, beam, -1), places, axis=-1)
+      for x in (following.rows, following.scores)
+    )
+    (null,) = run.compute(
+      embed_blocks,
+      retriever,
+      run.params["retriever"],
+      token_ids=run.gather(np.array([NULL_ROW])),
+    )
+    of_null = retriever.score_scale * (run.embed_tokens(flat) @ null)
+    of_null = of_null.reshape(batch, beam, 1)
+    cells = self.cells(found.rows, rows)
+    second = np.concatenate([of_null, scores], axis=-1)
+    log_p = self.log_p(found.scores, second, cells)
+    chosen = np.asarray(self.best(log_p, cells, k))
+    best = np.asarray(distinct_log_p(log_p, chosen, cells))
+    # What is left over where there are fewer paths would be read twice.
+    number = int((best > NOT_A_PATH / 2).sum(axis=1).min(initial=k))
+    best, chosen = best[:, :number], chosen[:, :number]
+    ends = np.concatenate([np.full_like(rows[..., :1], NULL_ROW), rows], -1)
+    starts = np.broadcast_to(found.rows[..., None], ends.shape)
+    paths = np.stack([starts, ends], axis=-1).reshape(batch, -1, 2)
+    paths = np.take_along_axis(paths, chosen[..., None], axis=1)
+    return SearchResult(paths[..., 0], best, paths=paths)
+
+
+def distinct_log_p(
+  log_p: Float[AnyArray, "b c"], places: Int[AnyArray, "#b k"], cells: Cells
+) -> Float[AnyArray, "b k"]:
+  """Returns log p of the paths at some places, in both orders together."""
+  xp = log_p.__array_namespace__()
+  places = xp.broadcast_to(places, (len(log_p), places.shape[1]))
+  twin = xp.take_along_axis(xp.asarray(cells.twin), places, axis=1)
+  own = xp.take_along_axis(log_p, places, axis=1)
+  other = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
+  return xp.where(twin >= 0, xp.logaddexp(own, other), own)
+
+
+def _log_softmax(scores: Float[AnyArray, "*b n"]) -> Float[AnyArray, "*b n"]:
+  xp = scores.__array_namespace__()
+  scores = scores - scores.max(axis=-1, keepdims=True)
+  return scores - xp.log(xp.exp(scores).sum(axis=-1, keepdims=True))
+
+
+def hop_scores(
+  queries: Float[Array, "b h d"],
+  candidates: Float[Array, "b k d"],
+  *,
+  score_scale: float,
+) -> tuple[Float[Array, "b n"], Float[Array, "b n e"]]:
+  """Returns f of both hops, as `TwoHops.log_p` takes them.
+
+  Args:
+    queries: Vectors of x, and of x with each first block.
+    candidates: Vectors of the null block, the first blocks, and the second ones
+      of each of these.
+    score_scale: The retriever's.
+  """
+  batch, beam, dim = len(queries), queries.shape[1] - 1, queries.shape[2]
+  first = relevance(
+    queries[:, 0], candidates[:, 1 : 1 + beam], score_scale=score_scale
+  )
+  second = candidates[:, 1 + beam :].reshape(batch * beam, -1, dim)
+  null = jnp.repeat(candidates[:, :1], beam, axis=0)
+  ends = jnp.concatenate([null, second], axis=1)
+  scores = relevance(
+    queries[:, 1:].reshape(-1, dim), ends, score_scale=score_scale
+  )
+  return first, scores.reshape(batch, beam, -1)

@@ -1,0 +1,213 @@
+"""Paths of two blocks: their probabilities, their tokens, and the loss."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax, logsumexp
+
+from realm_jax.answers.occurrences import AnswersInBlocks
+from realm_jax.corpus.paths import joined_block
+from realm_jax.corpus.store import NULL_BLOCK
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batch import Batch
+from realm_jax.models.components import Components
+from realm_jax.models.packing import padded_inputs
+from realm_jax.models.sequences import joined_blocks
+from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.two_hop_qa import TwoHopQa
+from realm_jax.training.two_hops import TwoHops, distinct_log_p
+from tests.training import tiny
+
+_PIECES = (
+  "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
+)
+_TEXTS = [
+  "The young poet met Alice.",
+  "Ali met the poet.",
+  "The young met Bob.",
+  "The poet met the young poet Ali.",
+  "Who met Bob?",
+]
+_LENGTH = 12
+
+
+def _rows(draw, number, count):
+  return draw(st.permutations(range(number)))[:count]
+
+
+@st.composite
+def _found(draw):
+  """Two first blocks, and three seconds of each, that may meet."""
+  first = _rows(draw, 4, 2)
+  second = [_rows(draw, 4, 3) for _ in first]
+  number = st.floats(-3, 3, width=32)
+  scores = draw(st.lists(number, min_size=10, max_size=10))
+  return np.array([first]), np.array([second]), np.array(scores)
+
+
+@given(_found())
+@settings(max_examples=50)
+def test_probabilities_of_paths_are_those_of_a_loop(found):
+  first, second, scores = found
+  hops = TwoHops(2, 3)
+  cells = hops.cells(first, second)
+  ends = scores[2:].reshape(1, 2, 4)
+  log_p = hops.log_p(scores[None, :2], ends, cells)
+  expected: dict[tuple, list[float]] = {}
+  of_first = log_softmax(scores[:2])
+  for i, one in enumerate(first[0].tolist()):
+    others = [-1, *second[0, i].tolist()]
+    known = [j for j, other in enumerate(others) if other != one]
+    following = log_softmax(ends[0, i, known])
+    for j, p in zip(known, following, strict=True):
+      key = tuple(sorted((one, others[j])))
+      expected.setdefault(key, []).append(of_first[i] + p)
+  totals = {key: logsumexp(own) for key, own in expected.items()}
+  assert np.exp([*totals.values()]).sum() == pytest.approx(1.0)
+  places = hops.best(log_p, cells, len(totals))
+  best = distinct_log_p(log_p, places, cells)[0]
+  np.testing.assert_allclose(best, sorted(totals.values())[::-1], atol=1e-9)
+  for place, value in zip(places[0].tolist(), best.tolist(), strict=True):
+    i, j = divmod(place, 4)
+    pair = first[0, i], [-1, *second[0, i].tolist()][j]
+    assert totals[tuple(sorted(map(int, pair)))] == pytest.approx(value)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("paths")
+  return tiny.corpus_of(folder, _TEXTS, pieces=_PIECES, block_length=_LENGTH)
+
+
+def test_a_path_is_read_as_one_block(corpus):
+  for rows in ([0, 1], [2, -1], [3, 2, 4]):
+    blocks = [NULL_BLOCK if row < 0 else corpus.block(row) for row in rows]
+    joined = joined_block(blocks, corpus.vocabulary)
+    tokens = joined_blocks(
+      corpus.gather(np.array(rows), _LENGTH), separator_id=tiny.SEP
+    )
+    end = np.flatnonzero(tokens)[-1]
+    # [CLS] and the [SEP] of an empty title come first.
+    assert tokens[2:end].tolist() == joined.body_token_ids.tolist()
+    assert tokens[end] == tiny.SEP
+    body = joined.text.encode()
+    for (start, limit), piece in zip(
+      joined.byte_ranges.tolist(), joined.body_token_ids, strict=True
+    ):
+      word = corpus.vocabulary.encode(body[start:limit].decode())
+      assert word[0] == piece or body[start:limit] == b"ce"
+
+
+def _components() -> Components:
+  made = tiny.components()
+  bert = made.retriever.bert
+  retriever = made.retriever.clone(hop_length=16)
+  reader = made.reader.clone(joint_length=30)
+  large = {"max_positions": 32}
+  return Components(
+    {
+      "retriever": retriever.clone(bert=_replaced(bert, **large)),
+      "reader": reader.clone(bert=_replaced(reader.bert, **large)),
+    }
+  )
+
+
+def _replaced(config, **values):
+  return type(config)(**{**vars(config), **values})
+
+
+def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
+  hops, components = TwoHops(2, 2), _components()
+  stage = TwoHopQa(hops, num_read=4)
+  words = corpus.vocabulary
+  query = [words.cls_id, *words.encode("who met"), words.sep_id, 0]
+  answer = words.encode("Ali")
+  batch = Batch(
+    arrays={"query": np.array([query, query], np.int32)},
+    host={
+      "question": np.array([b"who met"] * 2),
+      "answers": np.array([[b"Ali"]] * 2, object),
+      "answer_tokens": np.array([[answer]] * 2),
+      "answer_kind": np.array([b"string"] * 2),
+    },
+    positions=np.arange(2),
+    next_positions=np.arange(1, 3),
+  )
+  context = StageContext(
+    components, corpus, None, _LENGTH, answers=AnswersInBlocks(corpus)
+  )
+  first = np.array([[2, 3, 0], [0, 1, 2]], np.int32)
+  # 2 finds itself and 3, and 3 finds 2: one path in two orders.
+  second = np.array([[2, 3, 4], [2, 1, 0], [4, 2, 3], [3, 0, 1]], np.int32)
+  scores = np.linspace(1, 0, 12, dtype=np.float32).reshape(4, 3)
+  found = stage.joined_results(
+    SearchResult(first, scores[:2]), SearchResult(second, scores)
+  )
+  made, _ = stage.features(batch, found, context)
+  for example, path in itertools.product(range(2), range(4)):
+    spans = np.argwhere(made.is_answer[example, path]).tolist()
+    body = made.read[example, path, 2:].tolist()
+    for start, width in spans:
+      assert body[start : start + width + 1] == answer
+  params = nn.unbox(stage.init(components, 5, _LENGTH, jax.random.key(0)))
+  inputs = padded_inputs(
+    jax.tree.map(jnp.asarray, stage.inputs(components, made))
+  )
+  weighted = stage.loss(stage.encoders(components, params, None), made, inputs)
+
+  tower = {"params": params["retriever"]}
+
+  def embed(method, tokens):
+    found = components.retriever.apply(tower, tokens[None], method=method)
+    return np.float64(found[0])
+
+  reader, expected = components.reader, []
+  for example in range(2):
+    x, log_p = batch.arrays["query"][example], {}
+    rows = [*first[example, :2].tolist()]
+    blocks = corpus.gather(np.array(rows), _LENGTH)
+    q = embed("embed_queries", x)
+    of_first = log_softmax([q @ embed("embed_blocks", z) for z in blocks])
+    for i, row in enumerate(rows):
+      own = second.reshape(2, 2, 3)[example, i].tolist()
+      ends = [-1, *[other for other in own if other != row][:2]]
+      hop = components.retriever.hop_queries(x[None], blocks[None, i : i + 1])
+      q = embed("embed_queries", np.asarray(hop)[0, 0])
+      vectors = corpus.gather(np.array(ends), _LENGTH)
+      p = log_softmax([q @ embed("embed_blocks", z) for z in vectors])
+      for end, value in zip(ends, p, strict=True):
+        log_p.setdefault(frozenset((row, end)), []).append(of_first[i] + value)
+    total = {key: logsumexp(own) for key, own in log_p.items()}
+    has = {row for row in range(5) if "Ali" in corpus.block(row).text}
+    right = [value for key, value in total.items() if key & has]
+    loss = -logsumexp(right) if right else 0.0
+    every, correct = [], []
+    for path in range(4):
+      tokens = made.read[example, path]
+      cell = int(made.places[example, path])
+      i, j = divmod(cell, 3)
+      own = second.reshape(2, 2, 3)[example, i].tolist()
+      ends = [-1, *[other for other in own if other != rows[i]][:2]]
+      spans = reader.apply(
+        {"params": params["reader"]},
+        padded_inputs(reader.join(x[None], tokens[None, None])),
+        num_starts=len(tokens),
+        method="spans",
+      )
+      value = (
+        np.float64(spans.logits[0, 0]) + total[frozenset((rows[i], ends[j]))]
+      )
+      every.append(value[np.asarray(spans.is_span[0, 0])])
+      is_right = made.is_answer[example, path] & np.asarray(spans.is_span[0, 0])
+      correct.append(value[is_right])
+    correct = np.concatenate(correct)
+    if len(correct):
+      loss -= logsumexp(correct) - logsumexp(np.concatenate(every))
+    expected.append(loss)
+  assert float(weighted.loss.mean) == pytest.approx(np.mean(expected), abs=1e-5)
