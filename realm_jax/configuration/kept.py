@@ -50,6 +50,7 @@ _CONFIG = "realm_jax.training.config"
 _STAGES = "realm_jax.training.stages"
 _OWN = {
   "auxiliary": f"{_CONFIG}:AuxiliaryStage",
+  "beam_over_links": "realm_jax.training.path_search:BeamOverLinks",
   "bert": "realm_jax.models.bert:BertConfig",
   "checkpoints": f"{_CONFIG}:CheckpointConfig",
   "contrastive": f"{_STAGES}.contrastive:Contrastive",

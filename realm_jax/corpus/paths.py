@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from realm_jax.corpus.store import NULL_BLOCK, Block, Corpus
+from realm_jax.corpus.store import NULL_BLOCK, Block
 from realm_jax.text.vocabulary import BertVocabulary
 
 
@@ -40,18 +40,3 @@ def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
     byte_ranges=np.concatenate(ranges),
     parts=(first, *others),
   )
-
-
-def neighbours(
-  corpus: Corpus, rows: Sequence[int], *, within_documents: bool
-) -> list[Int[np.ndarray, " t"]]:
-  """Returns what each block leads to: the blocks that it links to, in order.
-
-  With `within_documents`, the other blocks of its document follow.
-  """
-  of_rows = np.asarray(rows, np.int32)
-  found = [corpus.edges(of_rows)]
-  if within_documents:
-    found.append(corpus.siblings(of_rows))
-  parts = [np.split(one.targets, one.offsets[1:-1]) for one in found]
-  return [np.concatenate(own) for own in zip(*parts, strict=True)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.indexes.protocol import SearchResult
@@ -14,9 +13,6 @@ from realm_jax.models.cross_encoder import RERANKER, score_pairs
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import TrainedRun
-
-# Pairs are padded to multiples of it, so that few lengths are compiled.
-_LENGTH_STEP = 64
 
 
 def reranked(
@@ -35,7 +31,7 @@ def reranked(
   places = np.argwhere(rows != NULL_ROW)
   queries, blocks = token_ids[places[:, 0]], run.gather(rows[*places.T])
   scores = np.full(rows.shape, -np.inf, np.float32)
-  scores[*places.T] = of_pairs(run, RERANKER, score_pairs, queries, blocks)
+  scores[*places.T] = run.compute_pairs(RERANKER, score_pairs, queries, blocks)
   rest = found.rows.shape[1] - rows.shape[1]
   is_scored = np.isfinite(scores)
   least = scores.min(axis=1, keepdims=True, initial=np.inf, where=is_scored)
@@ -48,28 +44,3 @@ def reranked(
       for array in (found.rows, scores, found.scores)
     )
   )
-
-
-def of_pairs(
-  run: TrainedRun,
-  component: str,
-  function: Callable[..., Array],
-  queries: Int32[np.ndarray, "n q"],
-  blocks: Int32[np.ndarray, "n l"],
-) -> Float32[np.ndarray, "n *s"]:
-  """Returns what a function computes of queries, each with its block.
-
-  The component is a `PairEncoder`, of which the function is given a copy for
-  pairs of similar lengths.
-  """
-  lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
-  lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
-  module, params = run.components[component], run.params[component]
-  order, parts = np.argsort(lengths, kind="stable"), []
-  for length in np.unique(lengths).tolist():
-    own = lengths == length
-    # A longer pair than it reads loses its end, as in training.
-    read = module.clone(joint_length=min(length, module.joint_length))
-    arrays = {"query": queries[own], "block": blocks[own]}
-    parts.append(run.compute(function, read, params, **arrays))
-  return np.concatenate(parts)[np.argsort(order)]

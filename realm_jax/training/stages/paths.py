@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.spans import find_token_spans
-from realm_jax.corpus.paths import join_tokens, neighbours
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
@@ -23,10 +22,12 @@ from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.path_reader import PathReader
 from realm_jax.models.path_retriever import PATH_RETRIEVER
+from realm_jax.models.sequences import joined_blocks
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import Fraction, NonNegativeInt, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
+from realm_jax.training.path_search import BeamOverLinks, neighbours
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -42,15 +43,21 @@ class _OfPaths(Stage):
   """A stage whose questions have paths; the snapshot finds other passages.
 
   Attributes:
-    max_hops: Number of passages of the longest path.
+    paths: How a run searches for paths, and how long they are.
     num_negatives: Number of passages that are taken of those that were found.
     num_spare: Number of passages that are searched beside these, for those
       that are on the path, or have an answer.
   """
 
-  max_hops: Annotated[PositiveInt, OfRun()] = 3
+  paths: Annotated[BeamOverLinks, OfRun()] = dataclasses.field(
+    default_factory=BeamOverLinks
+  )
   num_negatives: PositiveInt = 40
   num_spare: NonNegativeInt = 8
+
+  @property
+  def max_hops(self) -> int:
+    return self.paths.max_hops
 
   @property
   def frozen(self) -> tuple[str, ...]:
@@ -119,12 +126,10 @@ class PathRetrieval(_OfPaths):
     num_linked: Number of passages that the path or the found ones lead to.
     prefix_rate: Share of the questions whose path begins with the best found
       passage that leads to it, if any does, so that a path may begin there.
-    within_documents: Whether blocks of one document lead to each other.
   """
 
   num_linked: NonNegativeInt = 10
   prefix_rate: Fraction = 0.5
-  within_documents: Annotated[bool, OfRun()] = False
   components = ("retriever", PATH_RETRIEVER)
   evaluation = "gin/runs/eval_retrieval.gin"
 
@@ -137,7 +142,9 @@ class PathRetrieval(_OfPaths):
   ) -> Features:
     assert found is not None
     corpus, hops = context.corpus, self.max_hops
-    if self.num_linked and not (corpus.has_links or self.within_documents):
+    if self.num_linked and not (
+      corpus.has_links or self.paths.within_documents
+    ):
       raise RealmError(
         f"{corpus.source} has no links, and NUM_LINKED={self.num_linked}; give "
         "documents `links` and build it again, or set NUM_LINKED = 0"
@@ -173,7 +180,7 @@ class PathRetrieval(_OfPaths):
     """Returns the other passages, and those of them that may come before it."""
     found = [row for row in found if row not in path][: self.num_negatives]
     leads = neighbours(
-      corpus, [*path, *found], within_documents=self.within_documents
+      corpus, [*path, *found], within_documents=self.paths.within_documents
     )
     linked = dict.fromkeys(itertools.chain(*(own.tolist() for own in leads)))
     new = [row for row in linked if row not in {*path, *found}]
@@ -185,7 +192,7 @@ class PathRetrieval(_OfPaths):
 
   def _nothing_learned(
     self, size: int
-  ) -> tuple[Bool[np.ndarray, "b t m"], Bool[np.ndarray, "b t n+1"]]:
+  ) -> tuple[Bool[np.ndarray, "b t m"], Bool[np.ndarray, "b t m"]]:
     shape = (size, self.max_hops + 1, self.num_candidates + 1)
     return np.zeros(shape, bool), np.zeros(shape, bool)
 
@@ -272,7 +279,8 @@ class PathReading(_OfPaths):
       rows[place, : 1 + len(others), : len(path)] = path
       replaced = np.flatnonzero(has_answer)[-1]
       rows[place, 1 : 1 + len(others), replaced] = others
-    paths = self._joined(context.gather(rows), reader)
+    flat = rows.reshape(len(rows), -1)
+    paths = self._joined(context.gather(flat), reader)
     spans = [
       _answers(path, answers, reader)
       for path, answers in zip(paths[:, 0], batch.answers, strict=True)
@@ -281,16 +289,16 @@ class PathReading(_OfPaths):
     return PathReadingBatch(query, paths, np.stack(spans)[:, None]), {}
 
   def _joined(
-    self, blocks: Int[np.ndarray, "b k h l"], reader: PathReader
+    self, blocks: Int[np.ndarray, "b n l"], reader: PathReader
   ) -> Int[np.ndarray, "b k p"]:
-    """Returns each path as one block, as much of it as the reader reads."""
-    length = min(self.max_hops * blocks.shape[-1], reader.joint_length)
-    return join_tokens(blocks, length, separator_id=reader.separator_id)
+    """Returns the blocks of each path as one."""
+    of_paths = blocks.reshape(len(blocks), -1, self.max_hops, blocks.shape[-1])
+    joined = joined_blocks(of_paths, separator_id=reader.separator_id)
+    return np.asarray(joined)
 
   def dummy_batch(self, shapes: ExampleArrays) -> PathReadingBatch:
-    blocks, reader = shapes.candidates, _reader(shapes.components)
-    of_paths = blocks.reshape(len(blocks), -1, self.max_hops, blocks.shape[-1])
-    paths = self._joined(of_paths, reader)
+    reader = _reader(shapes.components)
+    paths = self._joined(shapes.candidates, reader)
     spans = (len(paths), 1, paths.shape[-1], reader.max_answer_width)
     return PathReadingBatch(shapes.query, paths, np.zeros(spans, bool))
 

@@ -12,14 +12,13 @@ from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
 from realm_jax.models.path_reader import PathReader
+from realm_jax.training.path_search import BeamOverLinks
 from realm_jax.training.stages.paths import PathReading, PathRetrieval
 from realm_jax.training.stages.stage import StageContext
 from tests import linked_world, tiny_world
 from tests.json_lines import write_lines
 
-STAGE = PathRetrieval(
-  max_hops=3, num_negatives=3, num_linked=2, prefix_rate=0.0
-)
+STAGE = PathRetrieval(num_negatives=3, num_linked=2, prefix_rate=0.0)
 # Rows of people, and of the towns to which they link.
 ADA, BELA, CLEO, VELT, TARN, OSKER = 0, 1, 2, 8, 9, 10
 
@@ -123,7 +122,7 @@ def test_questions_without_a_path_teach_nothing(features):
   for gold in ({}, {"gold_titles": ["ada stone", "nowhere"]}):
     assert not features(STAGE, {**question, **gold}, [ADA, BELA]).counts.any()
   with pytest.raises(RealmError, match=r"path of 2 documents.*raise MAX_HOPS"):
-    stage = dataclasses.replace(STAGE, max_hops=1)
+    stage = dataclasses.replace(STAGE, paths=BeamOverLinks(max_hops=1))
     features(stage, linked_world.questions()[0], [ADA, BELA])
   with pytest.raises(RealmError, match="gold_ids and gold_titles; give one"):
     both = {"gold_ids": ["ada"], "gold_titles": ["ada stone"]}

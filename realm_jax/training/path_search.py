@@ -1,17 +1,13 @@
 """A beam over the links of a corpus, whose steps a path retriever scores."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int, Int32
 
-from realm_jax.corpus.paths import neighbours
-from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation.reranking import of_pairs
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.path_retriever import (
   PATH_RETRIEVER,
@@ -19,9 +15,6 @@ from realm_jax.models.path_retriever import (
   pair_vectors,
 )
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
-
-if TYPE_CHECKING:
-  from realm_jax.evaluation.run import TrainedRun
 
 
 class _Path(NamedTuple):
@@ -73,7 +66,7 @@ class BeamOverLinks:
     require_valid(self)
 
   def search(
-    self, run: TrainedRun, token_ids: Int32[np.ndarray, "n q"], k: int
+    self, run: Any, token_ids: Int32[np.ndarray, "n q"], k: int
   ) -> SearchResult:
     """Returns the k best paths of each query, at most `beam`.
 
@@ -110,7 +103,7 @@ class BeamOverLinks:
       if new := [one for one in dict.fromkeys(pairs) if one not in known]:
         queries, rows = np.array(new).T
         texts = token_ids[queries], run.gather(rows)
-        vectors = of_pairs(run, PATH_RETRIEVER, pair_vectors, *texts)
+        vectors = run.compute_pairs(PATH_RETRIEVER, pair_vectors, *texts)
         known |= zip(new, vectors, strict=True)
       grown: list[list[_Path]] = [[] for _ in seeds]
       for path, rows in zip(paths, options, strict=True):
@@ -143,9 +136,7 @@ class BeamOverLinks:
       found[..., 0], scores.reshape(shape)[:, :k], paths=found
     )
 
-  def _options(
-    self, run: TrainedRun, paths: Sequence[_Path]
-  ) -> list[list[int]]:
+  def _options(self, run: Any, paths: Sequence[_Path]) -> list[list[int]]:
     """Returns the blocks that may come next on each path."""
     lasts = [*{path.rows[-1] for path in paths if path.rows}]
     leads = neighbours(
@@ -166,3 +157,18 @@ class BeamOverLinks:
         ]
       )
     return options
+
+
+def neighbours(
+  corpus: Corpus, rows: Sequence[int], *, within_documents: bool
+) -> list[Int[np.ndarray, " t"]]:
+  """Returns what each block leads to: the blocks that it links to, in order.
+
+  With `within_documents`, the other blocks of its document follow.
+  """
+  of_rows = np.asarray(rows, np.int32)
+  found = [corpus.edges(of_rows)]
+  if within_documents:
+    found.append(corpus.siblings(of_rows))
+  parts = [np.split(one.targets, one.offsets[1:-1]) for one in found]
+  return [np.concatenate(own) for own in zip(*parts, strict=True)]
