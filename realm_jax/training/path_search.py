@@ -125,16 +125,13 @@ class BeamOverLinks:
       for own in grown:
         own.sort(key=lambda path: (-path.score, path.rows))
       paths = [path for own in grown for path in own[: self.beam]]
-    # A step has no fewer paths than the one before, so all beams have one size.
-    shape = len(seeds), min(self.beam, seeds.shape[1])
-    found = np.full((len(paths), self.max_hops), NULL_ROW, np.int32)
-    for place, path in enumerate(paths):
-      found[place, : len(path.rows)] = path.rows
-    found = found.reshape(*shape, -1)[:, :k]
-    scores = np.array([path.score for path in paths], np.float32)
-    return SearchResult(
-      found[..., 0], scores.reshape(shape)[:, :k], paths=found
-    )
+    width = min(k, self.beam, *map(len, grown))
+    found = np.full((len(grown), width, self.max_hops), NULL_ROW, np.int32)
+    for own, of_query in zip(grown, found, strict=True):
+      for path, rows in zip(own, of_query, strict=False):
+        rows[: len(path.rows)] = path.rows
+    scores = [[path.score for path in own[:width]] for own in grown]
+    return SearchResult(found[..., 0], np.array(scores, "f4"), paths=found)
 
   def _options(self, run: Any, paths: Sequence[_Path]) -> list[list[int]]:
     """Returns the blocks that may come next on each path."""
@@ -170,5 +167,5 @@ def neighbours(
   found = [corpus.edges(of_rows)]
   if within_documents:
     found.append(corpus.siblings(of_rows))
-  parts = [np.split(one.targets, one.offsets[1:-1]) for one in found]
+  parts = [np.split(one.targets, one.offsets[1:])[:-1] for one in found]
   return [np.concatenate(own) for own in zip(*parts, strict=True)]
