@@ -70,6 +70,7 @@ _OF_BUILDS = (
     "fields",
     "drop_titles",
     "links",
+    "link_table",
     "unescape_html",
     "skip_bad_lines",
     "overwrite",

@@ -25,7 +25,8 @@ from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
-from realm_jax.corpus.links import Linker, LinkSource
+from realm_jax.corpus.link_table import LinkTable
+from realm_jax.corpus.links import Linker, LinkSource, require_links
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
@@ -74,6 +75,7 @@ def build_corpus(
   fields: Sequence[str] = (),
   drop_titles: Sequence[str] = (),
   links: LinkSource = "given",
+  link_table: str | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
   overwrite: bool = False,
@@ -119,7 +121,11 @@ def build_corpus(
       (disambiguation)), as in REALM; in an update by default those of the
       build, and "" is none.
     links: Where links between documents come from: given, the field `links` of
-      a document, or none.
+      a document; mentions, also the titles of other documents in the texts of
+      those that have none, but for titles that 1% of the texts mention; or
+      none. An update does the same.
+    link_table: File of further links, with the title of a document, a tab and a
+      title that it links to on each line; may be compressed.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
     skip_bad_lines: Whether lines that are malformed or repeat an id are
       counted instead of raising an error.
@@ -149,9 +155,16 @@ def build_corpus(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   _require_valid(vocab, block_length, workers, runner, pipeline_options)
+  require_links(links, link_table)
+  if runner is not None and link_table is not None:
+    raise CorpusError(
+      "--link_table is read into the memory of this machine, and --runner uses "
+      "others; give --workers instead"
+    )
   require_language(language)
   output_dir = epath.Path(output_dir)
-  require_readable(*inputs, vocab, output_dir)
+  tables = [link_table] if link_table else []
+  require_readable(*inputs, *tables, vocab, output_dir)
   parsed_views = parse_views(view)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
@@ -178,6 +191,16 @@ def build_corpus(
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
+  table = LinkTable(link_table, source.title_keys) if link_table else None
+  if table is not None and table.num_others:
+    summary.skipped["links of a table from other titles"] = table.num_others
+  linker = Linker.of(
+    links,
+    known=source.title_keys,
+    titles=(document.title for document in source.documents()),
+    sample=_texts(source, LEARNED_BYTES, with_titles=False),
+    has_table=table is not None,
+  )
   # A relative path such as ".." has no name of its own.
   name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
@@ -188,7 +211,7 @@ def build_corpus(
     block_length=block_length,
     language=language,
     tagger=tagger_of(tagger, language, summary, sample),
-    linker=Linker(known=source.title_keys) if links != "none" else None,
+    linker=linker,
   )
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
@@ -198,7 +221,8 @@ def build_corpus(
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     build = functools.partial(build_piece, blocks, views, str(directory))
     if runner is None:
-      built = map_in_processes(build, source.pieces(piece_bytes), workers)
+      pieces = source.pieces(piece_bytes, table)
+      built = map_in_processes(build, pieces, workers)
     else:
       # Imported late: Beam is an extra.
       from realm_jax.corpus import beam
@@ -335,11 +359,16 @@ def _find_duplicates(
       )
 
 
-def _texts(source: DocumentSource, most: int) -> Iterator[str]:
+def _texts(
+  source: DocumentSource, most: int, *, with_titles: bool = True
+) -> Iterator[str]:
   """Yields titles and texts; of more than so many bytes, a sample."""
   stride = source.num_bytes // most + 1
   total = -(-source.num_rows // stride)
-  with Progress("documents (vocabulary)", total=total) as progress:
+  what = "vocabulary" if with_titles else "common titles"
+  with Progress(f"documents ({what})", total=total) as progress:
     for document in source.documents(stride):
       progress.advance()
-      yield from (document.title, document.text)
+      if with_titles:
+        yield document.title
+      yield document.text

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from jaxtyping import Int
 
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
@@ -73,6 +74,17 @@ class Link(NamedTuple):
   limit: int = -1
 
 
+class TableLinks(NamedTuple):
+  """Links of a title in a table: the keys of the titles that it leads to.
+
+  Of several documents with the title, the first has all of them, and the others
+  those that their texts mention.
+  """
+
+  keys: Int[np.ndarray, " k"]
+  is_first: bool
+
+
 class Document(NamedTuple):
   """A text with a title.
 
@@ -88,6 +100,7 @@ class Document(NamedTuple):
     is_removal: Whether an update removes the document with this id.
     place: Where it was read, as `file:line`.
     links: Links that came with it.
+    table_links: Links that a table has for its title.
   """
 
   id: str
@@ -103,6 +116,7 @@ class Document(NamedTuple):
   is_removal: bool = False
   place: str = ""
   links: Sequence[Link] = ()
+  table_links: TableLinks | None = None
 
   @property
   def hash(self) -> int:

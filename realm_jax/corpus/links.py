@@ -11,30 +11,45 @@ space and underscores become one space, and the first letter a capital; all else
 must be equal. The key is a hash of that. Redirects are not followed.
 
 A block has one link to a title in each relation, the first, and none to the
-title of its own document.
+title of its own document. Links come with a document, from a table
+(`link_table.py`), or are the titles that its text mentions (`text.mentions`).
 """
 
 import dataclasses
 import functools
 import itertools
+import typing
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.documents import Document, Link, hash63
 from realm_jax.corpus.shard import Shard, ragged_indices
 from realm_jax.corpus.summary import MOST_UNKNOWN_TITLES, BuildSummary
 from realm_jax.text.languages import UNSPACED_CHARACTER
+from realm_jax.text.mentions import Mentions, find_sorted
 from realm_jax.text.normalization import byte_positions
 
 if TYPE_CHECKING:
   from realm_jax.corpus.store import Corpus
 
 # Where the links of a corpus come from.
-LinkSource: TypeAlias = Literal["given", "none"]
+LinkSource: TypeAlias = Literal["given", "mentions", "none"]
+
+
+def require_links(links: str, link_table: str | None) -> None:
+  """Raises `CorpusError` for links that cannot be kept."""
+  if links not in typing.get_args(LinkSource):
+    raise CorpusError(f"--links={links}; give given, mentions or none")
+  if links == "none" and link_table is not None:
+    raise CorpusError(
+      "--link_table has links, and the corpus keeps none (--links=none); build "
+      "it with --links=given or mentions"
+    )
 
 
 def normalized_title(title: str) -> str:
@@ -70,16 +85,6 @@ class Titles(NamedTuple):
   rows: Int[np.ndarray, " k"]
 
 
-def find_sorted(
-  values: Int[np.ndarray, " n"], keys: Int[np.ndarray, " k"]
-) -> tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-  """Returns where values are in sorted keys, and whether they are there."""
-  if not len(keys):
-    return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
-  places = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
-  return places, keys[places] == values
-
-
 class Graph:
   """The edges between the blocks of one version of a corpus."""
 
@@ -94,6 +99,10 @@ class Graph:
       for shard in corpus.shards
       if "relations" in shard.record
     }
+
+  def title_texts(self) -> Iterator[str]:
+    """Yields the titles of all documents, and of some that were removed."""
+    return itertools.chain.from_iterable(map(_titles, self._corpus.shards))
 
   @functools.cached_property
   def titles(self) -> Titles:
@@ -174,9 +183,12 @@ def _title_keys(shard: Shard) -> Int[np.ndarray, " d"]:
   """Returns the keys of all titles of a shard."""
   if "relations" in shard.record:
     return shard.array("title_keys")
-  count = len(shard.array("document_starts")) - 1
-  titles = (shard.item("titles", i).tobytes().decode() for i in range(count))
-  return np.fromiter(map(title_key, titles), np.int64, count)
+  return _array(map(title_key, _titles(shard)))
+
+
+def _titles(shard: Shard) -> Iterator[str]:
+  for number in range(len(shard.array("document_starts")) - 1):
+    yield shard.item("titles", number).tobytes().decode()
 
 
 # --- Building -----------------------------------------------------------
@@ -199,10 +211,39 @@ class _Links(NamedTuple):
 class Linker:
   """Finds the blocks that have the links of documents.
 
-  `known` are the keys of the titles of all documents, sorted.
+  `known` are the keys of the titles of all documents, sorted. `mentions` finds
+  titles in texts: the links of documents that have no others (if
+  `links_unlinked`), and the places of links that a table has.
   """
 
   known: Int[np.ndarray, " k"]
+  mentions: Mentions | None = None
+  links_unlinked: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    source: LinkSource,
+    *,
+    known: Int[np.ndarray, " k"],
+    titles: Iterable[str],
+    sample: Iterable[str],
+    has_table: bool,
+  ) -> "Linker | None":
+    """Returns what finds links from a source; None if there are none.
+
+    Titles are those of all documents, and common ones are left out by a sample
+    of the texts. Both are read only if mentions are found.
+    """
+    if source == "none":
+      return None
+    mentions = None
+    links_unlinked = source == "mentions"
+    if links_unlinked or has_table:
+      mentions = Mentions.of((title, title_key(title)) for title in titles)
+      if links_unlinked:
+        mentions = mentions.without_common(sample)
+    return cls(known=known, mentions=mentions, links_unlinked=links_unlinked)
 
   def arrays(
     self,
@@ -219,7 +260,8 @@ class Linker:
     between any two. A link belongs to the block in which it begins, or to the
     first one of its document if it is anywhere.
     """
-    links = self._given(documents, summary)
+    parts = [self._given(documents, summary), *self._mentioned(documents)]
+    links = _Links(*map(np.concatenate, zip(*parts, strict=True)))
     own = _array(title_key(document.title) for document in documents)
     links = _Links(*(c[links.keys != own[links.owners]] for c in links))
     owners, keys, relations, places = links
@@ -242,6 +284,8 @@ class Linker:
     is_placed = is_placed[order] & (ranges[:, 0] < ranges[:, 1])
     ranges[~is_placed] = -1
     summary.links += len(order)
+    is_known = find_sorted(keys[order], self.known)[1]
+    summary.links_to_unknown += int((~is_known).sum())
     return {
       "links": keys[order],
       "links_offsets": np.searchsorted(blocks, np.arange(len(byte_ranges) + 1)),
@@ -253,7 +297,7 @@ class Linker:
   def _given(
     self, documents: Sequence[Document], summary: BuildSummary
   ) -> _Links:
-    """Returns the links that came with documents, and counts unknown titles."""
+    """Returns the links that came with documents; notes unknown titles."""
     links = [
       (number, _located(link, document.text))
       for number, document in enumerate(documents)
@@ -261,7 +305,6 @@ class Linker:
     ]
     keys = _array(title_key(link.title) for _, link in links)
     unknown = np.flatnonzero(~find_sorted(keys, self.known)[1])
-    summary.links_to_unknown += len(unknown)
     titles = (links[i][1].title for i in unknown[:MOST_UNKNOWN_TITLES].tolist())
     summary.add_unknown(titles)
     return _Links(
@@ -271,19 +314,54 @@ class Linker:
       np.array([link[2:] for _, link in links], np.int64).reshape(-1, 2),
     )
 
+  def _mentioned(self, documents: Sequence[Document]) -> Iterator[_Links]:
+    """Yields the links of documents that do not come with links."""
+    numbers = [
+      number
+      for number, document in enumerate(documents)
+      if document.table_links or (self.links_unlinked and not document.links)
+    ]
+    if self.mentions is None or not numbers:
+      return
+    found = self.mentions.find([documents[number].text for number in numbers])
+    firsts = np.searchsorted(found.texts, np.arange(len(numbers) + 1))
+    for number, start, limit in zip(
+      numbers, firsts[:-1], firsts[1:], strict=True
+    ):
+      keys = self.mentions.keys[found.titles[start:limit]]
+      places = found.ranges[start:limit]
+      if table := documents[number].table_links:
+        # Each where it is mentioned first.
+        mentioned, own = np.unique(keys, return_index=True)
+        at, is_there = find_sorted(table.keys, mentioned)
+        places = np.append(places, [[-1, -1]], axis=0)
+        places = places[np.where(is_there, np.append(own, -1)[at], -1)]
+        keys = table.keys
+        if not table.is_first:
+          keys, places = keys[is_there], places[is_there]
+      plain = np.full(len(keys), "", object)
+      yield _Links(np.full(len(keys), number), keys, plain, places)
+
 
 def _located(link: Link, text: str) -> Link:
   """Returns a link where its title first occurs in a text as whole words."""
   if link.start >= 0:
     return link
   title = link.title.strip()
-  start = text.find(title)
-  while start >= 0:
-    limit = start + len(title)
-    if not (_joins(text, start) or _joins(text, limit)):
-      return link._replace(start=start, limit=limit)
-    start = text.find(title, start + 1)
-  return link
+  other = title[0].swapcase() + title[1:]
+  starts = [_first_place(text, one) for one in {title, other}]
+  start = min((start for start in starts if start >= 0), default=-1)
+  limit = start + len(title) if start >= 0 else -1
+  return link._replace(start=start, limit=limit)
+
+
+def _first_place(text: str, words: str) -> int:
+  start = text.find(words)
+  while start >= 0 and (
+    _joins(text, start) or _joins(text, start + len(words))
+  ):
+    start = text.find(words, start + 1)
+  return start
 
 
 def _joins(text: str, place: int) -> bool:

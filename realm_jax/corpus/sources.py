@@ -24,6 +24,7 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError, tables, texts
 from realm_jax.corpus.documents import Document, Row, RowReader, hash63
+from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.links import title_key
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.line_files import decompressed, lines_of
@@ -173,12 +174,20 @@ class DocumentSource:
         document = document._replace(id=name)
       yield document
 
-  def pieces(self, piece_bytes: int) -> Iterator[Piece]:
-    """Yields all documents in pieces, of about that many bytes each."""
+  def pieces(
+    self, piece_bytes: int, link_table: LinkTable | None = None
+  ) -> Iterator[Piece]:
+    """Yields all documents in pieces, of about that many bytes each.
+
+    They have their links of a table, if it is given.
+    """
+    documents = self.documents()
+    if link_table is not None:
+      documents = link_table.attached(documents)
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
     kept = np.delete(numbers, [*self._left_out])
-    numbered = zip(kept.tolist(), self.documents(), strict=True)
+    numbered = zip(kept.tolist(), documents, strict=True)
     for number, pairs in itertools.groupby(numbered, key=lambda pair: pair[0]):
       yield Piece(number, [document for _, document in pairs])
 

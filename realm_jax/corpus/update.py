@@ -17,6 +17,7 @@ can be lost between that check and its own write.
 
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
-from realm_jax.corpus.links import Linker
+from realm_jax.corpus.link_table import LinkTable
+from realm_jax.corpus.links import Linker, require_links
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
@@ -65,6 +67,7 @@ def update_corpus(
   *,
   tagger: Tagger | str | None = "default",
   drop_titles: Sequence[str] | None = None,
+  link_table: str | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
 ) -> UpdateSummary:
@@ -83,6 +86,8 @@ def update_corpus(
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
       the corpus has them. None takes the texts of the build.
+    link_table: File of further links of documents that are added or replace
+      others; unchanged ones keep theirs. Give the table of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 
@@ -96,9 +101,10 @@ def update_corpus(
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  require_readable(*inputs)
+  require_readable(*inputs, *([link_table] if link_table else []))
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
+    require_links(corpus.link_source, link_table)
     summary = UpdateSummary(version=corpus.version)
     version = corpus.version + 1
     prefix = f"v{version:08d}"
@@ -115,14 +121,20 @@ def update_corpus(
     source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
     summary.new = source.summary
 
-    linker = None
-    if reader.reads_links:
-      known = source.title_keys
-      if source.has_links:
-        known = np.union1d(known, corpus.graph.titles.keys)
-      linker = Linker(known=known)
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
     sample = (corpus.block(row).text for row in rows)
+    table = LinkTable(link_table, source.title_keys) if link_table else None
+    known = source.title_keys
+    if table or source.has_links or corpus.link_source == "mentions":
+      known = np.union1d(known, corpus.graph.titles.keys)
+    new_titles = (document.title for document in source.documents())
+    linker = Linker.of(
+      corpus.link_source,
+      known=known,
+      titles=itertools.chain(corpus.graph.title_texts(), new_titles),
+      sample=(corpus.block(row).text for row in rows),
+      has_table=table is not None,
+    )
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
@@ -133,9 +145,12 @@ def update_corpus(
     )
     existing = _ExistingDocuments(corpus)
     views: Any = {name: corpus.view(name).vocabulary for name in corpus.views}
+    changed = _changed(source, existing, summary)
+    if table is not None:
+      changed = table.attached(changed)
     new_shards = write_shards(
       staging,
-      builder.blocks(_changed(source, existing, summary), summary.new),
+      builder.blocks(changed, summary.new),
       prefix=f"shard-{prefix}",
     )
     new_shards = [write_views(views, staging, staging, s) for s in new_shards]

@@ -1,12 +1,13 @@
 """Links: which block has them, where they lead, and what an update changes."""
 
+import gzip
 import hashlib
 import json
 
 import numpy as np
 import pytest
 
-from realm_jax.corpus import InputError, manifest
+from realm_jax.corpus import CorpusError, InputError, manifest
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.shard import ARRAYS
 from realm_jax.corpus.store import NULL_ROW, Corpus
@@ -270,3 +271,86 @@ def test_edges_are_those_of_a_loop(build, update, seed):
       for other in blocks
       if other.document_id == block.document_id and other.row != number
     ]
+
+
+# --- Links that do not come with documents ------------------------------
+
+
+def test_mentions_are_titles_in_the_text(build, update):
+  text = "Ada was by the river Velt. The Velt cafe of ada stone. Velts in 1987."
+  names = ["Ada", "River Velt", "Velt", "Ada stone", "1987", "Stone", "Cafe"]
+  rows = [
+    row("Own", f"{text} Own Velt."),
+    row("Linked", "By the river Velt.", ["Stone"]),
+    *(row(name, "The river was.") for name in names),
+  ]
+  corpus = build(rows, links="mentions")
+  # The longest, without a word in small letters; years are no links.
+  assert followed(corpus)[:2] == [
+    ["Ada:0", "River Velt:0", "Velt:0", "Ada stone:0"],
+    ["Stone:0"],
+  ]
+  assert linked_texts(corpus)[0] == ["Ada", "river Velt", "Velt", "ada stone"]
+  assert corpus.summary["links_to_unknown"] == 0
+  update([row("Late", "Was the cafe in Velt by Late or Own?")])
+  newest = corpus.newest()
+  assert followed(newest)[-1] == ["Velt:0", "Own:0"]
+  assert followed(newest)[0] == followed(corpus)[0]
+
+
+def test_a_title_that_many_texts_mention_is_no_link(build):
+  rows = [row(f"d{i}", "The Velt was by Stone." * (i > 20)) for i in range(60)]
+  rows += [row("The Velt", "Ada."), row("Stone", "Ada.")]
+  rows += [row("late", "In Ada Stone."), row("Ada Stone", "Velt.")]
+  corpus = build(rows[:21] + rows[60:], links="mentions")
+  assert corpus.has_links
+  corpus = build(rows, folder="more", links="mentions")
+  assert corpus.summary["links"] == 1
+  assert followed(corpus)[-2] == ["Ada Stone:0"]
+
+
+def test_a_table_adds_links_by_title(build, update, tmp_path):
+  lines = ["Velt\tStone", "other\tVelt", "Velt\tAda_Stone", "stone\tVelt"]
+  lines += ["velt\tRiver", "velt\tlate", "Late\tStone"]
+  table = tmp_path / "links.tsv.gz"
+  table.write_bytes(gzip.compress("\n".join(lines).encode()))
+  rows = [
+    row("Velt", TEXT, ["Cafe"]),
+    {**row("Velt", "By Ada Stone."), "id": "again"},
+    *(row(name, "Ada.") for name in ("Stone", "Ada Stone", "river", "Cafe")),
+  ]
+  corpus = build(rows, block_length=11, link_table=str(table))
+  assert followed(corpus)[:5] == [
+    ["Stone:0"],
+    ["river:0", "Cafe:0"],
+    ["Ada Stone:0"],
+    ["Ada Stone:0"],
+    ["Velt:0"],
+  ]
+  skipped = corpus.summary["skipped"]
+  assert skipped["links of a table from other titles"] == 2
+  assert corpus.summary["links_to_unknown"] == 1
+  update([row("Late", "Velt.")], link_table=str(table))
+  assert followed(corpus.newest()) == [
+    ["Stone:0", "Late:0"],
+    *followed(corpus)[1:],
+    ["Stone:0"],
+  ]
+  table = tmp_path / "links.tsv"
+  table.write_text("Velt\tStone\nVelt Stone\n")
+  for settings, error, message in (
+    ({"link_table": str(table)}, InputError, "links.tsv:2 is no line of a tab"),
+    ({"links": "all"}, CorpusError, "--links=all; give given, mentions or no"),
+    (
+      {"links": "none", "link_table": "x"},
+      CorpusError,
+      "--link_table has links, and the corpus keeps none",
+    ),
+    (
+      {"runner": "DirectRunner", "link_table": "x"},
+      CorpusError,
+      "give --workers instead",
+    ),
+  ):
+    with pytest.raises(error, match=message):
+      build(rows, folder="bad", **settings)
