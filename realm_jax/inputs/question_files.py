@@ -20,7 +20,7 @@ from jaxtyping import Int, Int64
 
 from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.patterns import compiled
-from realm_jax.corpus.links import find_sorted, title_key
+from realm_jax.corpus.links import title_key
 from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import Example, FeatureSpec, TaskError
 from realm_jax.inputs.config import DataConfig, current_context, task_context
@@ -30,6 +30,7 @@ from realm_jax.storage.json_files import (
   require_unicode,
 )
 from realm_jax.storage.line_files import lines_of
+from realm_jax.text.mentions import find_sorted
 from realm_jax.text.vocabulary import MASK
 
 # The tasks of the run's files, and what their answers are.

@@ -83,6 +83,7 @@ class BeamOverLinks:
       _Path(query, (), 0.0, start, tuple(rows))
       for query, rows in enumerate(seeds.tolist())
     ]
+    grown = [[path] for path in paths]
     # The vectors w of a query with each block that was scored for it.
     known = dict[tuple[int, int], Float32[np.ndarray, " d"]]()
     for hop in range(self.max_hops):
@@ -105,7 +106,7 @@ class BeamOverLinks:
         texts = token_ids[queries], run.gather(rows)
         vectors = run.compute_pairs(PATH_RETRIEVER, pair_vectors, *texts)
         known |= zip(new, vectors, strict=True)
-      grown: list[list[_Path]] = [[] for _ in seeds]
+      grown = [[] for _ in grown]
       for path, rows in zip(paths, options, strict=True):
         if path.is_whole:
           grown[path.query].append(path)

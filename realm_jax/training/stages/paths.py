@@ -146,8 +146,8 @@ class PathRetrieval(_OfPaths):
       corpus.has_links or self.paths.within_documents
     ):
       raise RealmError(
-        f"{corpus.source} has no links, and NUM_LINKED={self.num_linked}; give "
-        "documents `links` and build it again, or set NUM_LINKED = 0"
+        f"{corpus.source} has no links, and NUM_LINKED={self.num_linked}; "
+        "build it with links (--links=mentions), or set NUM_LINKED = 0"
       )
     rows = np.full((len(found.rows), self.num_candidates), NULL_ROW, np.int32)
     is_next, counts = self._nothing_learned(len(rows))
