@@ -258,7 +258,7 @@ class BlockBuilder:
     ordinals = np.arange(len(firsts)) - document_starts[owners]
     owned = [documents[i] for i in owners.tolist()]
     span_offsets = np.searchsorted(spans[:, 0], token_bounds)
-    links = {}
+    links: dict[str, np.ndarray] = {}
     if self.linker is not None:
       links = self.linker.arrays(
         documents,

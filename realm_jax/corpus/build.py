@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.link_table import LinkTable
-from realm_jax.corpus.links import Linker, LinkSource, require_links
+from realm_jax.corpus.links import Linker, LinkSource, find_mentions
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource
@@ -120,10 +121,10 @@ def build_corpus(
       for its lists and disambiguation pages (List of, Index of, Outline of,
       (disambiguation)), as in REALM; in an update by default those of the
       build, and "" is none.
-    links: Where links between documents come from: given, the field `links` of
-      a document; mentions, also the titles of other documents in the texts of
-      those that have none, but for titles that 1% of the texts mention; or
-      none. An update does the same.
+    links: Where links to other documents come from: given, the field `links` of
+      a document; mentions, also the titles in the text of a document without
+      links, but those that 1% of the texts mention; or none. An update does the
+      same.
     link_table: File of further links, with the title of a document, a tab and a
       title that it links to on each line; may be compressed.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
@@ -155,7 +156,8 @@ def build_corpus(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   _require_valid(vocab, block_length, workers, runner, pipeline_options)
-  require_links(links, link_table)
+  if links not in typing.get_args(LinkSource):
+    raise CorpusError(f"--links={links}; give given, mentions or none")
   if runner is not None and link_table is not None:
     raise CorpusError(
       "--link_table is read into the memory of this machine, and --runner uses "
@@ -176,7 +178,10 @@ def build_corpus(
     unescape_html=unescape_html,
     reads_links=links != "none",
   )
-  source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+  table = LinkTable(link_table) if link_table else None
+  source = DocumentSource(
+    inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+  )
   summary = source.summary
   if words is None:
     # Imported late: it imports TensorFlow, which is the extra `train`.
@@ -191,27 +196,22 @@ def build_corpus(
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
-  table = LinkTable(link_table, source.title_keys) if link_table else None
-  if table is not None and table.num_others:
-    summary.skipped["links of a table from other titles"] = table.num_others
-  linker = Linker.of(
-    links,
-    known=source.title_keys,
-    titles=(document.title for document in source.documents()),
-    sample=_texts(source, LEARNED_BYTES, with_titles=False),
-    has_table=table is not None,
-  )
   # A relative path such as ".." has no name of its own.
   name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
+  mentions = None
+  if links == "mentions":
+    titles = (document.title for document in source.documents())
+    texts = (document.text for document in source.documents(stride))
+    mentions = find_mentions(titles, texts)
   blocks = BlockBuilder(
     vocabulary=words,
     corpus_name=name,
     block_length=block_length,
     language=language,
     tagger=tagger_of(tagger, language, summary, sample),
-    linker=linker,
+    linker=Linker(known=source.title_keys, mentions=mentions),
   )
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
@@ -221,8 +221,7 @@ def build_corpus(
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     build = functools.partial(build_piece, blocks, views, str(directory))
     if runner is None:
-      pieces = source.pieces(piece_bytes, table)
-      built = map_in_processes(build, pieces, workers)
+      built = map_in_processes(build, source.pieces(piece_bytes), workers)
     else:
       # Imported late: Beam is an extra.
       from realm_jax.corpus import beam
@@ -359,16 +358,11 @@ def _find_duplicates(
       )
 
 
-def _texts(
-  source: DocumentSource, most: int, *, with_titles: bool = True
-) -> Iterator[str]:
+def _texts(source: DocumentSource, most: int) -> Iterator[str]:
   """Yields titles and texts; of more than so many bytes, a sample."""
   stride = source.num_bytes // most + 1
   total = -(-source.num_rows // stride)
-  what = "vocabulary" if with_titles else "common titles"
-  with Progress(f"documents ({what})", total=total) as progress:
+  with Progress("documents (vocabulary)", total=total) as progress:
     for document in source.documents(stride):
       progress.advance()
-      if with_titles:
-        yield document.title
-      yield document.text
+      yield from (document.title, document.text)

@@ -7,22 +7,20 @@ and `{"id": …, "remove": true}` removes the document with that id.
 
 A row may have `links`: titles of other documents, or objects with a `title`,
 perhaps a `relation`, and perhaps the characters `start` and `limit` of the text
-as the row has it.
+as the row has it. HotpotQA's Wikipedia has them as anchors of HTML.
 """
 
-import bisect
 import dataclasses
 import functools
 import hashlib
 import html
-import itertools
 import json
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int
 
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
@@ -41,18 +39,15 @@ Row: TypeAlias = bytes | Fields | Mapping[str, Any] | InputError
 # Fields that are read, besides those that the corpus keeps.
 FIELDS = {*"id _id title text contents url language links remove".split()}
 _WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
-_WANTED_LINK = (
-  'want a title, or {"title": …} with optional "relation" and, together, '
-  '"start" and "limit", characters of the text; --links=none reads no links'
-)
-# What `html.unescape` replaces, if it knows it.
-_REFERENCE = re.compile(
-  r"&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)"
-)
 _WANTED_OF_UPDATE = (
   '{"id": …, "title": …, "text": …} with optional "url" and "language", or '
   '{"id": …, "remove": true}'
 )
+_WANTED_LINK = (
+  'want a title, or {"title": …} with optional "relation" and, together, '
+  '"start" and "limit", characters of the text (--links=none reads no links)'
+)
+_ANCHOR = re.compile(r'<a href="([^"]+)">(.*?)</a>', re.DOTALL)
 # Titles of pages that only list other pages, which released REALM left out.
 # `drop_titles` calls them "wikipedia".
 _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
@@ -63,26 +58,19 @@ _LONG_WORD = words_longer_than(_LONGEST_WORD)
 
 
 class Link(NamedTuple):
-  """A link to the document with a title.
-
-  It is at characters `[start, limit)` of the text; −1 is anywhere.
-  """
+  """A link to a title, at characters `[start, limit)`, or anywhere: −1."""
 
   title: str
   relation: str = ""
   start: int = -1
   limit: int = -1
 
-
-class TableLinks(NamedTuple):
-  """Links of a title in a table: the keys of the titles that it leads to.
-
-  Of several documents with the title, the first has all of them, and the others
-  those that their texts mention.
-  """
-
-  keys: Int[np.ndarray, " k"]
-  is_first: bool
+  def unescaped(self, text: str) -> "Link":
+    """Returns the link where `&amp;` is read as `&`, in its text, too."""
+    title, (start, limit) = html.unescape(self.title), self[2:]
+    if start >= 0 and "&" in text:
+      start, limit = (len(html.unescape(text[:n])) for n in (start, limit))
+    return Link(title, self.relation, start, limit)
 
 
 class Document(NamedTuple):
@@ -116,17 +104,16 @@ class Document(NamedTuple):
   is_removal: bool = False
   place: str = ""
   links: Sequence[Link] = ()
-  table_links: TableLinks | None = None
+  table_links: Sequence[Link] = ()
 
   @property
   def hash(self) -> int:
-    """A hash of what an update compares: texts, URL, fields and the like."""
+    """A hash of what an update compares: all that came with it."""
     language = f"\0{self.language}" if self.language else ""
     fields = f"\0{self.fields}" if self.fields else ""
     links = f"\0{json.dumps(self.links)}" if self.links else ""
-    return hash63(
-      f"{self.title}\0{self.url}\0{self.text}{language}{fields}{links}"
-    )
+    both = f"{self.title}\0{self.url}\0{self.text}"
+    return hash63(f"{both}{language}{fields}{links}")
 
 
 def hash63(text: str) -> int:
@@ -202,6 +189,8 @@ class RowReader:
       return Document(document_id, is_removal=True)
     if "text" not in fields and "contents" in fields:
       fields = _with_text(fields)
+    if "text_with_links" in fields:
+      fields = _with_anchors(fields)
     if "text" not in fields:
       raise InputError(f"no 'text' among {keys}")
     text = _string(fields, "text")
@@ -225,10 +214,13 @@ class RowReader:
         sentences=_ranges(row["sentences"]),
         spans=[(*span, kind.decode()) for span, kind in spans],
       )
-    links = _links(fields, len(text)) if self.reads_links else []
+    given = fields.get("links") if self.reads_links else None
+    if given is not None and not isinstance(given, list):
+      raise InputError(f"'links' is {given!r} and no list; {_WANTED_LINK}")
+    links = [_link(entry, len(text)) for entry in given or ()]
     if self.unescape_html:
       try:
-        links = _unescaped(links, text)
+        links = [link.unescaped(text) for link in links]
         title, text = html.unescape(title), html.unescape(text)
       except ValueError:
         # Python reads no longer numbers.
@@ -260,75 +252,6 @@ class RowReader:
     return json.dumps(kept, ensure_ascii=False, sort_keys=True) if kept else ""
 
 
-def _links(fields: Mapping[str, Any], length: int) -> list[Link]:
-  """Returns the links of a text of so many characters."""
-  given = fields.get("links")
-  if given is not None and not isinstance(given, list):
-    raise InputError(f"'links' is {given!r} and no list; {_WANTED_LINK}")
-  return [_link(entry, length) for entry in given or ()]
-
-
-def _link(entry: Any, length: int) -> Link:
-  """Reads a link in a text of so many characters."""
-  fields = {"title": entry} if isinstance(entry, str) else entry
-  if isinstance(fields, dict) and isinstance(fields.get("title"), str):
-    # Parquet has the fields of all objects in each.
-    known = (name for name in Link._fields if fields.get(name) is not None)
-    given: Any = {name: fields[name] for name in known}
-    link = Link(**given)
-    place = (link.start, link.limit)
-    if (
-      link.title.strip()
-      and isinstance(link.relation, str)
-      and all(type(number) is int for number in place)
-      and (place == (-1, -1) or 0 <= link.start < link.limit <= length)
-    ):
-      require_unicode(f"{link.title}{link.relation}", "one of the 'links'")
-      return link
-  raise InputError(f"one of the 'links' is {entry!r}; {_WANTED_LINK}")
-
-
-def _unescaped(links: Sequence[Link], text: str) -> list[Link]:
-  """Returns links in a text whose references of HTML are replaced."""
-  changes = [
-    (*match.span(), len(html.unescape(match[0])))
-    for match in (_REFERENCE.finditer(text) if links else ())
-  ]
-  return [
-    link._replace(title=html.unescape(link.title))
-    for link in _moved(links, changes)
-  ]
-
-
-def _moved(
-  links: Sequence[Link], changes: Sequence[tuple[int, int, int]]
-) -> list[Link]:
-  """Returns links in a text of which parts have been replaced.
-
-  Parts are `(start, limit, length of what replaces it)`, in order.
-  """
-  limits = [limit for _, limit, _ in changes]
-  lost = [
-    *itertools.accumulate(
-      (limit - start - length for start, limit, length in changes), initial=0
-    )
-  ]
-
-  def moved(place: int) -> int:
-    number = bisect.bisect_right(limits, place)
-    # Within a part, it moves to where that begins.
-    if number < len(changes):
-      place = min(place, changes[number][0])
-    return place - lost[number]
-
-  return [
-    link._replace(start=moved(link.start), limit=moved(link.limit))
-    if link.start >= 0
-    else link
-    for link in links
-  ]
-
-
 def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns fields with the title and the text that are in `contents`."""
   contents = _string(fields, "contents")
@@ -341,6 +264,40 @@ def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     "title": re.sub(r'^"(.*)"$', r"\1", title.strip()),
     "text": text,
   }
+
+
+def _with_anchors(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns fields with the text and the links of sentences with anchors."""
+  sentences, text, links, before = fields["text_with_links"], "", [], 0
+  if not all(isinstance(one, str) for one in sentences):
+    raise InputError("'text_with_links' has others than sentences")
+  marked = "".join(sentences)
+  for anchor in _ANCHOR.finditer(marked):
+    text += marked[before : anchor.start()]
+    place = {"start": len(text), "limit": len(text) + len(anchor[2])}
+    title = urllib.parse.unquote(anchor[1])
+    links.append({"title": title, **(place if anchor[2] else {})})
+    text, before = text + anchor[2], anchor.end()
+  return {**fields, "text": text + marked[before:], "links": links}
+
+
+def _link(entry: Any, length: int) -> Link:
+  """Reads a link in a text of so many characters."""
+  fields = {"title": entry} if isinstance(entry, str) else entry
+  if isinstance(fields, dict):
+    known = (name for name in Link._fields if fields.get(name) is not None)
+    given: Any = {"title": "", **{name: fields[name] for name in known}}
+    title, relation, start, limit = link = Link(**given)
+    if (
+      isinstance(title, str)
+      and isinstance(relation, str)
+      and title.strip()
+      and type(start) is type(limit) is int
+      and (start == limit == -1 or 0 <= start < limit <= length)
+    ):
+      require_unicode(title + relation, "one of the 'links'")
+      return link
+  raise InputError(f"one of the 'links' is {entry!r}; {_WANTED_LINK}")
 
 
 def _decoded(
@@ -394,10 +351,10 @@ def _without_long_words(document: Document) -> Document:
       f"the text has no words but of up to {longest:,} characters, and those "
       f"of over {_LONGEST_WORD:,} are left out"
     )
-  removed = [(*m.span(), 0) for m in _LONG_WORD.finditer(document.text)]
   return document._replace(
     title=title,
     text=text,
     long_words=in_title + in_text,
-    links=_moved(document.links, removed),
+    # They are looked for again.
+    links=[link._replace(start=-1, limit=-1) for link in document.links],
   )

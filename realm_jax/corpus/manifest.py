@@ -29,7 +29,7 @@ A manifest has
     links                where links come from; later updates do the same
     shards               of each: name; the three counts; span_kinds, the names
                          of its kinds of salient spans by their numbers; if it
-                         has links, relations, their names alike; files,
+                         has links, relations, their names likewise; files,
                          the bytes and sha256 of each by its name; and, if an
                          update has removed blocks, removed: path, bytes and
                          sha256 of their list, and their counts; and, of each

@@ -3,7 +3,7 @@
 Ragged data are a flat array and its offsets: item i of `x.npy` is
 `x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
 Kinds of salient spans are numbers, which index the names that the manifest
-lists for the shard, and so are relations of links.
+lists for the shard; relations of links likewise.
 
 A block's position in the arrays never changes. An update removes blocks by
 listing their positions, so that a version's rows skip them: `Shard.positions`
@@ -12,7 +12,7 @@ maps rows, counted from the shard's first, to positions.
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ ARRAYS: dict[str, np.dtype] = {
   "fields_offsets": np.dtype("<i8"),
 }
 
-# Of a shard whose documents have links; see `links.py`.
+# Of a shard whose documents have links: see `links.py`.
 LINK_ARRAYS: dict[str, np.dtype] = {
   # One row for each block.
   "links_offsets": np.dtype("<i8"),
@@ -73,7 +73,7 @@ LINK_ARRAYS: dict[str, np.dtype] = {
   # it leads to, the number of its relation, and its bytes [start, limit) in the
   # body, or −1.
   "links": np.dtype("<i8"),
-  "link_relations": np.dtype("<u2"),
+  "link_relations": np.dtype("<i4"),
   "link_ranges": np.dtype("<i4"),
   # One row for each document: the key of its own title.
   "title_keys": np.dtype("<i8"),
@@ -129,15 +129,16 @@ class Shard:
 
   @functools.cached_property
   def row_starts(self) -> Int[np.ndarray, " starts"]:
-    """The first row of each document, counted from the shard's first.
-
-    A document whose blocks are all removed has no row: the next one starts
-    there.
-    """
+    """Each document's first row, or the next one's if it is removed."""
     starts = self.array("document_starts")
     if isinstance(self.kept, slice):
       return starts
     return np.searchsorted(self.kept, starts)
+
+  def titles(self) -> Iterator[str]:
+    """Yields the titles of all documents, removed ones among them."""
+    for number in range(len(self.array("document_starts")) - 1):
+      yield self.item("titles", number).tobytes().decode()
 
   def positions(self, rows: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     """Returns the positions of rows, which skip removed blocks."""

@@ -26,14 +26,12 @@ from realm_jax.corpus import InputError, tables, texts
 from realm_jax.corpus.documents import Document, Row, RowReader, hash63
 from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.links import title_key
-from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.summary import MOST_LISTED, BuildSummary
 from realm_jax.storage.line_files import decompressed, lines_of
 from realm_jax.storage.paths import is_remote, sizes_below
 
 # Key of a row that has no id, since it is malformed.
 _NO_KEY = -1
-# Messages of skipped lines that a summary keeps; all lines are counted.
-_FIRST_ERRORS = 10
 # Inputs that begin so are read by seqio.
 _SEQIO = ("tfds:", "seqio:")
 # Endings of files of many documents. Other files are such by their first line,
@@ -55,11 +53,11 @@ class DocumentSource:
   """The documents of `inputs`, whose rows are all read to begin with.
 
   This takes 24 bytes of memory for each row. There are `num_rows`, of
-  `num_bytes` in all. If links are read, `has_links` says whether a document has
-  any, and `title_keys` are the sorted keys of all titles. `summary` counts rows
-  with dropped titles and, if bad lines are skipped, rows that are malformed or
-  repeat an id. Equal records of a data set without ids are documents of their
-  own.
+  `num_bytes` in all, with `title_keys`, sorted, and `has_links` if a document
+  has any. `summary` counts rows with dropped titles and, if bad lines are
+  skipped, rows that are malformed or repeat an id. Equal records of a data set
+  without ids are documents of their own. With a `link_table`, documents have
+  its links.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -72,16 +70,17 @@ class DocumentSource:
     reader: RowReader,
     *,
     skip_bad_lines: bool = False,
+    link_table: LinkTable | None = None,
   ):
-    self.reader = reader
+    self.reader, self._link_table = reader, link_table
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
     self._files = _open(inputs, reader.fields, self.summary.skipped)
     # Index, file and number of each row that does not follow the one before.
     self._starts: list[tuple[int, str, int]] = []
     following = ("", 0)
-    keys, sizes = array.array("q"), array.array("q")
-    title_keys, self.has_links = array.array("q"), False
+    keys, sizes, titles = (array.array("q") for _ in range(3))
+    self.has_links = link_table is not None
     # Indices of rows that give no document, and by the index of other rows the
     # number of earlier ones with the same contents.
     self._left_out = set[int]()
@@ -95,9 +94,8 @@ class DocumentSource:
         try:
           document = reader.read(row)
           keys.append(hash63(document.id))
-          if reader.reads_links:
-            title_keys.append(title_key(document.title))
-            self.has_links |= bool(document.links)
+          titles.append(title_key(document.title))
+          self.has_links |= bool(document.links)
           if text := reader.dropped(document):
             dropped[index] = text
         except InputError as error:
@@ -107,7 +105,7 @@ class DocumentSource:
         sizes.append(_size(row))
         progress.advance()
     self._sizes = np.array(sizes, np.int64)
-    self.title_keys = np.unique(np.array(title_keys, np.int64))
+    self.title_keys = np.unique(np.array(titles, np.int64))
     self.num_rows, self.num_bytes = len(sizes), int(self._sizes.sum())
     self._find_repeats(np.array(keys, np.int64))
     for index, text in dropped.items():
@@ -156,7 +154,7 @@ class DocumentSource:
         f"{message} (--skip_bad_lines continues without such lines)"
       )
     self.summary.skipped[reason] += 1
-    if len(self.summary.first_errors) < _FIRST_ERRORS:
+    if len(self.summary.first_errors) < MOST_LISTED:
       self.summary.first_errors.append(message)
 
   def documents(self, stride: int = 1) -> Iterator[Document]:
@@ -172,22 +170,16 @@ class DocumentSource:
         # The same contents become documents of their own.
         name = f"{document.id}-{self._repeats[index]}"
         document = document._replace(id=name)
+      if self._link_table is not None:
+        document = self._link_table.attached(document)
       yield document
 
-  def pieces(
-    self, piece_bytes: int, link_table: LinkTable | None = None
-  ) -> Iterator[Piece]:
-    """Yields all documents in pieces, of about that many bytes each.
-
-    They have their links of a table, if it is given.
-    """
-    documents = self.documents()
-    if link_table is not None:
-      documents = link_table.attached(documents)
+  def pieces(self, piece_bytes: int) -> Iterator[Piece]:
+    """Yields all documents in pieces, of about that many bytes each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
     kept = np.delete(numbers, [*self._left_out])
-    numbered = zip(kept.tolist(), documents, strict=True)
+    numbered = zip(kept.tolist(), self.documents(), strict=True)
     for number, pairs in itertools.groupby(numbered, key=lambda pair: pair[0]):
       yield Piece(number, [document for _, document in pairs])
 

@@ -191,7 +191,7 @@ class Corpus:
     names = (name for r in records for name in r.get("relations", ()))
     self.relations = tuple(dict.fromkeys(("", *names)))
     self.has_links = any("relations" in record for record in records)
-    # Where links come from; builds before there were any read none.
+    # Builds of earlier releases read no links.
     self.link_source = manifest.get("links", "none")
     self.shards = [Shard(r, self.local, self.span_kinds) for r in records]
     sizes = [shard.num_blocks for shard in self.shards]
@@ -412,21 +412,6 @@ class Corpus:
       query[: len(words) + 2] = [self._cls_id, *words, self._sep_id]
     return queries
 
-  # --- Links ------------------------------------------------------------
-
-  @functools.cached_property
-  def graph(self) -> Graph:
-    """What finds the blocks that links lead to."""
-    return Graph(self)
-
-  def edges(self, rows: Int[np.ndarray, " n"]) -> Edges:
-    """Returns the links of blocks: see `Graph.edges`."""
-    return self.graph.edges(rows)
-
-  def siblings(self, rows: Int[np.ndarray, " n"]) -> Edges:
-    """Returns the other blocks of the same documents, in order."""
-    return self.graph.siblings(rows)
-
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """Returns the texts of many bodies as they were written, in UTF-8."""
     bodies = [b""] * rows.size
@@ -445,6 +430,21 @@ class Corpus:
       for row in rows.tolist()
     ]
     return np.concatenate([empty, *bodies]), np.cumsum([0, *map(len, bodies)])
+
+  # --- Edges between blocks ---------------------------------------------
+
+  @functools.cached_property
+  def graph(self) -> Graph:
+    """The edges between blocks."""
+    return Graph(self)
+
+  def edges(self, rows: Int[np.ndarray, " n"]) -> Edges:
+    """Returns the links of blocks: see `Graph.edges`."""
+    return self.graph.edges(rows)
+
+  def siblings(self, rows: Int[np.ndarray, " n"]) -> Edges:
+    """Returns the other blocks of the documents of blocks, in order."""
+    return self.graph.siblings(rows)
 
 
 def _kind(path: str) -> str:

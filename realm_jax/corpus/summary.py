@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.util
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax.console import columns
@@ -14,8 +14,8 @@ from realm_jax.text.sentences import THAI, splits_thai
 # few are left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
-# Titles without a document that a summary names.
-MOST_UNKNOWN_TITLES = 5
+# First errors, and titles without a document, that are listed.
+MOST_LISTED = 10
 # Languages, their names, and the packages that find words in them.
 _SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
 
@@ -36,7 +36,7 @@ class BuildSummary:
       the end of a sentence, which are left out.
     spans_to_mask: Spans that the corpus has, other than bare numbers.
     duplicate_blocks: Blocks that equal an earlier one.
-    links: Links that the corpus has, to known titles or others.
+    links: Links of blocks, in all.
     links_to_unknown: Of these, links to titles that no document has.
     unknown_titles: A few of these titles.
     languages: Documents by the code of their language.
@@ -74,15 +74,17 @@ class BuildSummary:
     for name, value in vars(self).items():
       if isinstance(value, Counter):
         value.update(other[name])
-      elif name == "unknown_titles":
-        self.add_unknown(other[name])
       else:
-        setattr(self, name, value + other[name])
+        total = value + other[name]
+        is_list = isinstance(total, list)
+        setattr(self, name, total[:MOST_LISTED] if is_list else total)
 
-  def add_unknown(self, titles: Iterable[str]) -> None:
-    """Adds to the titles that no document has, if they are few yet."""
-    found = dict.fromkeys([*self.unknown_titles, *titles])
-    self.unknown_titles = [*found][:MOST_UNKNOWN_TITLES]
+  def add_links(self, number: int, unknown: Sequence[str]) -> None:
+    """Adds links, with the titles of those that lead to no document."""
+    self.links += number
+    self.links_to_unknown += len(unknown)
+    titles = dict.fromkeys([*self.unknown_titles, *unknown])
+    self.unknown_titles = [*titles][:MOST_LISTED]
 
   def table(self) -> str:
     """Returns one line for each count and ratio, aligned."""

@@ -34,7 +34,7 @@ from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
 from realm_jax.corpus.link_table import LinkTable
-from realm_jax.corpus.links import Linker, require_links
+from realm_jax.corpus.links import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
@@ -87,7 +87,7 @@ def update_corpus(
     drop_titles: Texts in titles of documents that are left out, and removed if
       the corpus has them. None takes the texts of the build.
     link_table: File of further links of documents that are added or replace
-      others; unchanged ones keep theirs. Give the table of the build.
+      others; unchanged ones keep theirs.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 
@@ -104,7 +104,6 @@ def update_corpus(
   require_readable(*inputs, *([link_table] if link_table else []))
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
-    require_links(corpus.link_source, link_table)
     summary = UpdateSummary(version=corpus.version)
     version = corpus.version + 1
     prefix = f"v{version:08d}"
@@ -118,39 +117,35 @@ def update_corpus(
       reads_links=corpus.link_source != "none",
       of_update=True,
     )
-    source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+    table = LinkTable(link_table) if link_table else None
+    source = DocumentSource(
+      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+    )
     summary.new = source.summary
 
     rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
     sample = (corpus.block(row).text for row in rows)
-    table = LinkTable(link_table, source.title_keys) if link_table else None
-    known = source.title_keys
-    if table or source.has_links or corpus.link_source == "mentions":
-      known = np.union1d(known, corpus.graph.titles.keys)
-    new_titles = (document.title for document in source.documents())
-    linker = Linker.of(
-      corpus.link_source,
-      known=known,
-      titles=itertools.chain(corpus.graph.title_texts(), new_titles),
-      sample=(corpus.block(row).text for row in rows),
-      has_table=table is not None,
-    )
+    known, mentions = source.title_keys, None
+    if source.has_links or corpus.link_source == "mentions":
+      known = np.union1d(known, corpus.graph.titles[0])
+    if corpus.link_source == "mentions":
+      new = (document.title for document in source.documents())
+      titles = itertools.chain(*(s.titles() for s in corpus.shards), new)
+      texts = (corpus.block(row).text for row in rows)
+      mentions = find_mentions(titles, texts)
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       language=corpus.language,
       tagger=tagger_of(tagger, corpus.language, summary.new, sample),
-      linker=linker,
+      linker=Linker(known=known, mentions=mentions),
     )
     existing = _ExistingDocuments(corpus)
     views: Any = {name: corpus.view(name).vocabulary for name in corpus.views}
-    changed = _changed(source, existing, summary)
-    if table is not None:
-      changed = table.attached(changed)
     new_shards = write_shards(
       staging,
-      builder.blocks(changed, summary.new),
+      builder.blocks(_changed(source, existing, summary), summary.new),
       prefix=f"shard-{prefix}",
     )
     new_shards = [write_views(views, staging, staging, s) for s in new_shards]

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.corpus import CorpusError, InputError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import ARRAYS, LINK_ARRAYS
@@ -67,7 +67,7 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   """Writes documents to a new folder; returns None if there is no block."""
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
-  # A plain link has the relation "".
+  # A plain link has none.
   relations = {"": 0}
   for part in blocks:
     if not len(part["block_ids"]):
@@ -92,11 +92,6 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   if not parts:
     return None
   has_links = any(len(part.get("links", ())) for part in parts)
-  if len(relations) > 1 << 16:
-    raise InputError(
-      f"the links of one shard have {len(relations):,} relations, and at most "
-      f"{1 << 16:,} are kept; a relation is a kind of links, such as 'part of'"
-    )
   folder.mkdir(parents=True)
   files = {}
   for name in (*ARRAYS, *(LINK_ARRAYS if has_links else ())):

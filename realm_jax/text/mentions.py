@@ -1,18 +1,15 @@
 """Where texts mention the titles of documents: exactly, as whole words.
 
-A title is found where a text has its words and marks, with any white space. The
-first letter may also be a small one if the title has several words; a title of
-one word must have the same letters, so that a film "Speed" is not found in
-every speed. Of titles that overlap, the one that begins first is found, and of
-those the longest.
+The words and marks of a title must be those of the text, with any white space.
+If there are several, the first letter may also be a small one. A title of one
+word must have the same letters, so that a film "Speed" is not found in every
+speed. Of titles that overlap, the one that begins first is found, and of those
+the longest.
 
-Every run of a few words is hashed, and looked up among the hashes of titles.
-These take 27 bytes of memory for each title, where an Aho-Corasick automaton
-would take 180, and thrice as much to be made. Of 64 bits, a wrong match is as
-good as impossible.
+Runs of words are hashed to 64 bits, and looked up among the hashes of titles:
+27 bytes of memory for each title, where an automaton takes 180.
 """
 
-import functools
 import hashlib
 import itertools
 import unicodedata
@@ -21,97 +18,86 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import regex
-from jaxtyping import Bool, Int, Shaped, UInt8, UInt64
+from jaxtyping import Bool, Int, Shaped, UInt64
 
 from realm_jax.text.languages import UNSPACED
 
 # Words and marks of the longest title that is found.
-_LONGEST = 16
-# A title is common if more than this share of the texts mention it, and more
-# than so many.
-_COMMON, _MOST_OF_FEW = 0.01, 20
+_LONGEST = 12
+# Share of the texts, and number of a few, that may mention a title.
+_MOST_TEXTS, _MOST_OF_FEW = 0.01, 20
 _TEXTS_AT_ONCE = 2048
 # A word, a character of a script without spaces, or a mark.
 _TOKEN = regex.compile(
   rf"[[\w\p{{M}}]--[{UNSPACED}]]+|[{UNSPACED}]\p{{M}}*|[^\w\s]", regex.V1
 )
-# An odd number, and its inverse modulo 2⁶⁴.
-_FACTOR = 0x9E3779B97F4A7C15
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 _Item = TypeVar("_Item")
 
 
-class Found(NamedTuple):
-  """Mentions in texts, in order: the number of the text and of the title.
+class Mentions(NamedTuple):
+  """Finds titles in texts, by the key of each.
 
-  A mention has the characters `[start, limit)`.
+  `hashes` are sorted, with `keys` in their order. `may_be` says, by the first
+  bits of a hash, whether it may be one of them; few others pass.
   """
 
-  texts: Int[np.ndarray, " m"]
-  titles: Int[np.ndarray, " m"]
-  ranges: Int[np.ndarray, "m 2"]
-
-
-class Mentions:
-  """Finds titles, which have a key each.
-
-  `hashes` of titles are sorted, and `keys` are in that order. `marks` says by
-  the first bits of a hash whether it may be that of a title (1), or of the
-  beginning of one (2).
-  """
-
-  def __init__(
-    self,
-    hashes: UInt64[np.ndarray, " k"],
-    keys: Int[np.ndarray, " k"],
-    marks: UInt8[np.ndarray, " marks"],
-  ):
-    self.hashes, self.keys, self._marks = hashes, keys, marks
+  hashes: UInt64[np.ndarray, " k"]
+  keys: Int[np.ndarray, " k"]
+  may_be: Bool[np.ndarray, " places"]
 
   @classmethod
-  def of(cls, titles: Iterable[tuple[str, int]]) -> "Mentions":
-    """Makes what finds titles with their keys.
+  def of(
+    cls, titles: Iterable[tuple[str, int]], sample: Iterable[str]
+  ) -> "Mentions":
+    """Makes what finds titles, which come with their keys.
 
-    Titles without a letter, such as years, and of over 16 words and marks are
-    not found.
+    Titles are left out if they have no letter, as years, or over 12 words and
+    marks, or if more than 20 texts of a sample, and than 1%, mention them.
     """
     hashes, keys = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    beginnings = [np.zeros(0, np.uint64)]
     for batch in _batches(titles):
       tokens = _Tokens.of([title for title, _ in batch])
-      sizes = np.diff(tokens.firsts)
-      has_letter = np.array([any(map(str.isalpha, t)) for t, _ in batch])
-      is_found = has_letter & (sizes > 0) & (sizes <= _LONGEST)
-      firsts, sizes = tokens.firsts[:-1][is_found], sizes[is_found]
-      hashes.append(tokens.phrases(firsts, sizes))
-      keys.append(np.array([key for _, key in batch], np.int64)[is_found])
-      for length in range(2, _LONGEST):
-        beginnings.append(tokens.phrases(firsts[sizes > length], length))
-    found, first = np.unique(np.concatenate(hashes), return_index=True)
-    marks = np.zeros(1 << max(10, (8 * len(found)).bit_length()), np.uint8)
-    marks[_places(found, marks)] = 1
-    marks[_places(np.concatenate(beginnings), marks)] |= 2
-    return cls(found, np.concatenate(keys)[first], marks)
+      own = np.array([key for _, key in batch])
+      sizes = np.diff(tokens.starts)
+      sizes[[not any(map(str.isalpha, title)) for title, _ in batch]] = 0
+      for size, found in enumerate(tokens.phrases(), start=1):
+        hashes.append(found[tokens.starts[:-1][sizes == size]])
+        keys.append(own[sizes == size])
+    ordered, order = np.unique(np.concatenate(hashes), return_index=True)
+    may_be = np.zeros(1 << max(10, (8 * len(ordered)).bit_length()), bool)
+    may_be[_places(ordered, may_be)] = True
+    mentions = cls(ordered, np.concatenate(keys)[order], may_be)
+    return mentions._without_common(sample)
 
-  def find(self, texts: Sequence[str]) -> Found:
-    """Finds the mentions in texts."""
+  def _without_common(self, sample: Iterable[str]) -> "Mentions":
+    found, num_texts = [np.zeros(0, np.int64)], 0
+    for batch in _batches(sample):
+      texts, keys, _ = self.find(batch)
+      found.append(np.unique(np.stack([texts, keys]), axis=1)[1])
+      num_texts += len(batch)
+    keys, counts = np.unique(np.concatenate(found), return_counts=True)
+    common = keys[counts > max(_MOST_OF_FEW, _MOST_TEXTS * num_texts)]
+    is_kept = ~np.isin(self.keys, common)
+    return self._replace(hashes=self.hashes[is_kept], keys=self.keys[is_kept])
+
+  def find(
+    self, texts: Sequence[str]
+  ) -> tuple[
+    Int[np.ndarray, " m"], Int[np.ndarray, " m"], Int[np.ndarray, "m 2"]
+  ]:
+    """Returns texts' numbers, titles' keys and character ranges, in order."""
     tokens = _Tokens.of(texts)
-    owners = np.repeat(np.arange(len(texts)), np.diff(tokens.firsts))
+    owners = np.repeat(np.arange(len(texts)), np.diff(tokens.starts))
     # The longest title that begins at each token, and its length.
     titles, lengths = np.zeros((2, len(owners)), np.int64)
-    firsts = np.arange(len(owners))
-    for length in range(1, _LONGEST + 1):
-      firsts = firsts[firsts + length <= tokens.firsts[owners[firsts] + 1]]
-      hashes = tokens.phrases(firsts, length)
-      marks = self._marks[_places(hashes, self._marks)]
-      is_title = (marks & 1).astype(bool)
-      numbers, is_known = find_sorted(hashes[is_title], self.hashes)
-      at = firsts[is_title][is_known]
-      titles[at], lengths[at] = numbers[is_known], length
-      # One word is too little to tell beginnings from the rest.
-      if length > 1:
-        firsts = firsts[marks >= 2]
+    for length, hashes in enumerate(tokens.phrases(), start=1):
+      is_inside = owners[: len(hashes)] == owners[length - 1 :]
+      may_be = self.may_be[_places(hashes, self.may_be)] & is_inside
+      numbers, is_title = find_sorted(hashes[may_be], self.hashes)
+      firsts = np.flatnonzero(may_be)[is_title]
+      titles[firsts], lengths[firsts] = numbers[is_title], length
     chosen, limit = [], 0
     for first in np.flatnonzero(lengths).tolist():
       if first >= limit:
@@ -120,73 +106,45 @@ class Mentions:
     firsts = np.array(chosen, np.int64)
     lasts = firsts + lengths[firsts] - 1
     ranges = np.stack([tokens.ranges[firsts, 0], tokens.ranges[lasts, 1]], 1)
-    return Found(owners[firsts], titles[firsts], ranges)
-
-  def without_common(self, texts: Iterable[str]) -> "Mentions":
-    """Returns what finds all titles but those that many of the texts mention.
-
-    At most 20 texts, or 1% of them, mention a title that is kept.
-    """
-    counts, num_texts = np.zeros(len(self.hashes), np.int64), 0
-    for batch in _batches(texts):
-      found = self.find(batch)
-      pairs = np.unique(np.stack([found.texts, found.titles], 1), axis=0)
-      counts += np.bincount(pairs[:, 1], minlength=len(counts))
-      num_texts += len(batch)
-    is_kept = counts <= max(_MOST_OF_FEW, _COMMON * num_texts)
-    return Mentions(self.hashes[is_kept], self.keys[is_kept], self._marks)
+    return owners[firsts], self.keys[titles[firsts]], ranges
 
 
 class _Tokens(NamedTuple):
-  """Words and marks of texts, end to end.
+  """Words and marks of texts, end to end, with characters in their own text.
 
-  `sums[i]` is the sum of h_j f^j for the hashes h_j of tokens before i, modulo
-  2⁶⁴. `capitals` are the hashes with a capital as the first letter, `ranges`
-  the characters in the own text, and `firsts` each text's first token.
+  `capitals` are hashes with a capital first; text i begins at `starts[i]`.
   """
 
   hashes: UInt64[np.ndarray, " t"]
   capitals: UInt64[np.ndarray, " t"]
-  sums: UInt64[np.ndarray, " sums"]
   ranges: Int[np.ndarray, "t 2"]
-  firsts: Int[np.ndarray, " firsts"]
+  starts: Int[np.ndarray, " starts"]
 
   @classmethod
   def of(cls, texts: Sequence[str]) -> "_Tokens":
     numbers: dict[str, int] = {}
-    ids, ranges, firsts = list[int](), list[tuple[int, int]](), [0]
+    ids, ranges, starts = list[int](), list[tuple[int, int]](), [0]
     for text in texts:
       for match in _TOKEN.finditer(text):
         ids.append(numbers.setdefault(match[0], len(numbers)))
         ranges.append(match.span())
-      firsts.append(len(ids))
+      starts.append(len(ids))
     words = [unicodedata.normalize("NFC", word) for word in numbers]
-    capital = [word[:1].upper() + word[1:] for word in words]
-    hashes, capitals = (
-      np.fromiter(map(_hash, kind), np.uint64)[ids] for kind in (words, capital)
-    )
-    terms = hashes * _powers(_FACTOR, len(ids))
+    capitals = [word[:1].upper() + word[1:] for word in words]
     return cls(
-      hashes,
-      capitals,
-      np.append(np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)),
+      np.fromiter(map(_hash, words), np.uint64)[ids],
+      np.fromiter(map(_hash, capitals), np.uint64)[ids],
       np.array(ranges, np.int64).reshape(-1, 2),
-      np.array(firsts),
+      np.array(starts),
     )
 
-  def phrases(
-    self,
-    firsts: Int[np.ndarray, " n"],
-    lengths: int | Int[np.ndarray, " n"],
-  ) -> UInt64[np.ndarray, " n"]:
-    """Returns the hashes of phrases, which begin at tokens."""
-    rest = self.sums[firsts + lengths] - self.sums[firsts + 1]
-    rest *= _powers(_INVERSE, len(self.hashes))[firsts]
-    return np.where(
-      np.asarray(lengths) == 1,
-      self.hashes[firsts],
-      self.capitals[firsts] + rest,
-    )
+  def phrases(self) -> Iterator[UInt64[np.ndarray, " p"]]:
+    """Yields the hashes of phrases of 1, 2, … tokens, by the first of these."""
+    yield self.hashes
+    found = self.capitals
+    for length in range(2, _LONGEST + 1):
+      found = found[:-1] * _FACTOR + self.hashes[length - 1 :]
+      yield found
 
 
 def _hash(word: str) -> int:
@@ -194,29 +152,19 @@ def _hash(word: str) -> int:
   return int.from_bytes(digest, "little")
 
 
-@functools.lru_cache(maxsize=2)
-def _powers(base: int, count: int) -> UInt64[np.ndarray, " {count}"]:
-  """Returns the first powers of a number, modulo 2⁶⁴."""
-  factors = np.full(count, base, np.uint64)
-  factors[:1] = 1
-  return np.cumprod(factors, dtype=np.uint64)
-
-
 def _places(
-  hashes: UInt64[np.ndarray, " n"], marks: UInt8[np.ndarray, " marks"]
+  hashes: UInt64[np.ndarray, " n"], may_be: Bool[np.ndarray, " places"]
 ) -> UInt64[np.ndarray, " n"]:
-  """Returns where the marks of hashes are, by their first bits."""
-  return hashes >> np.uint64(65 - len(marks).bit_length())
+  return hashes >> np.uint64(65 - len(may_be).bit_length())
 
 
 def find_sorted(
   values: Shaped[np.ndarray, " n"], ordered: Shaped[np.ndarray, " k"]
 ) -> tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
   """Returns where values are in a sorted array, and whether they are there."""
-  places = np.searchsorted(ordered, values)
-  places = np.minimum(places, max(len(ordered) - 1, 0))
   if not len(ordered):
-    return places, np.zeros(len(values), bool)
+    return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+  places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
   return places, ordered[places] == values
 
 
