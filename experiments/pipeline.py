@@ -12,9 +12,11 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.launch.jobs import function_of
 from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
+from realm_jax.training.metric_rows import read_rows
 
 _TAIL_LINES = 12
 
@@ -201,7 +205,11 @@ class Steps:
     return Step(command, folder, needs)
 
   def build_index(
-    self, run: Step, name: str | None = None, **bindings: Value
+    self,
+    run: Step,
+    name: str | None = None,
+    recipe: str = "build_index",
+    **bindings: Value,
   ) -> Step:
     """Makes the build of a run's snapshot, in its folder or in one by name."""
     own, folder = {}, run.folder / "snapshots"
@@ -209,7 +217,7 @@ class Steps:
       folder = self.folder / name
       own["SNAPSHOTS_DIR"] = str(folder)
     command = self.command(
-      *("build_index", "build_index", run.folder, "--once"), **own, **bindings
+      *("build_index", recipe, run.folder, "--once"), **own, **bindings
     )
     return Step(command, folder, [run])
 
@@ -219,6 +227,16 @@ def markdown(rows: Sequence[Sequence[object]]) -> str:
   header, *body = (f"| {' | '.join(map(str, row))} |" for row in rows)
   rule = "| --- |" + " ---: |" * (len(rows[0]) - 1)
   return "\n".join([header, rule, *body])
+
+
+def over_seeds(values: Sequence[float]) -> str:
+  """Returns the mean of seeds and their standard deviation."""
+  if not values:
+    return ""
+  if max(values) > 1:
+    return f"{statistics.mean(values):.0f}"
+  spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+  return f"{statistics.mean(values):.3f}{spread}"
 
 
 def steps_of_equal_seconds(
@@ -257,6 +275,26 @@ def run(step: Step) -> Step:
     print(f"\n$ {step.command}", flush=True)
     call(step.command)
   return step
+
+
+def run_in_cpu_seconds(step: Step) -> float:
+  """Runs what is left of a training, and returns the seconds of all of it.
+
+  The seconds of a process that was killed are unknown; those of one that
+  SIGTERM has stopped are kept.
+  """
+  path = step.folder / "cpu_seconds.json"
+  seconds = json.loads(path.read_text()) if path.exists() else 0.0
+  if not step.is_finished():
+    started = time.process_time()
+    try:
+      run(step)
+    finally:
+      rows = read_rows(step.folder)
+      compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
+      seconds += time.process_time() - started - compiled
+      write_json(path, seconds)
+  return seconds
 
 
 def call(command: Command, *, num_steps: int | None = None) -> None:

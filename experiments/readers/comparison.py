@@ -1,15 +1,21 @@
 """The readers that are compared, their steps, and the report."""
 
 import json
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.data import CORPUS, GeneratedWorlds
 from experiments.demo.stages import demo_worlds, follow_edits
-from experiments.pipeline import Step, Steps, Value, markdown, run
+from experiments.pipeline import (
+  Step,
+  Steps,
+  Value,
+  markdown,
+  over_seeds,
+  run,
+  run_in_cpu_seconds,
+)
 from experiments.world.world import World
 from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
@@ -112,7 +118,7 @@ class ReaderSteps(Steps):
     seconds, steps = 0.0, {}
     for stage in self.contender.stages:
       made = self.stage(stage, retriever, before)
-      seconds += _run_in_cpu_seconds(made)
+      seconds += run_in_cpu_seconds(made)
       steps[stage] = read_rows(made.folder)[-1]["step"]
       if stage in ("pretrain", "judged"):
         retriever = made
@@ -187,26 +193,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
   return [*map(json.loads, path.read_text().splitlines())]
 
 
-def _run_in_cpu_seconds(step: Step) -> float:
-  """Runs what is left of a training, and returns the seconds of all of it.
-
-  The seconds of a process that was killed are unknown; those of one that
-  SIGTERM has stopped are kept.
-  """
-  path = step.folder / "cpu_seconds.json"
-  seconds = json.loads(path.read_text()) if path.exists() else 0.0
-  if not step.is_finished():
-    started = time.process_time()
-    try:
-      run(step)
-    finally:
-      rows = read_rows(step.folder)
-      compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
-      seconds += time.process_time() - started - compiled
-      write_json(path, seconds)
-  return seconds
-
-
 def compare(
   output_dir: Path, names: Sequence[str], seeds: int, gin_files: Sequence[str]
 ) -> str:
@@ -238,18 +224,8 @@ def compare(
   rows = [["reader", *_COLUMNS]]
   for name, found in figures.items():
     cells = [
-      _cell([one[column] for one in found if column in one])
+      over_seeds([one[column] for one in found if column in one])
       for column in _COLUMNS
     ]
     rows.append([CONTENDERS[name].title, *cells])
   return markdown(rows)
-
-
-def _cell(values: Sequence[float]) -> str:
-  """Returns the mean of seeds and their standard deviation."""
-  if not values:
-    return ""
-  if max(values) > 1:
-    return f"{statistics.mean(values):.0f}"
-  spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-  return f"{statistics.mean(values):.3f}{spread}"

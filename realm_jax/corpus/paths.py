@@ -34,7 +34,8 @@ def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
     text += f"\n{block.title}\n{block.text}"
     size = len(text.encode())
   return first.replace(
-    id=" → ".join(block.id for block in blocks if block.id),
+    id=" → ".join(block.id for block in (first, *others)),
+    title=" → ".join(block.title for block in (first, *others)),
     text=text,
     token_ids=np.concatenate(token_ids),
     byte_ranges=np.concatenate(ranges),

@@ -21,12 +21,14 @@ from scipy.special import logsumexp
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.answers.spans import widen_to_words
 from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.corpus.graphs import edge_kinds
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import QUESTION, TrainedRun
 from realm_jax.evaluation.written_answers import answer_by_writing
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.models.generative_reader import GenerativeReader
+from realm_jax.models.graph_reader import GraphInputs, GraphReader
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
@@ -152,6 +154,34 @@ def answer_from_spans(
   ]
 
 
+@answer_from_blocks.register
+def answer_from_graphs(
+  reader: GraphReader,
+  run: TrainedRun,
+  questions: Sequence[str],
+  token_ids: Int32[np.ndarray, "b q"],
+  hits: Sequence[Sequence[Hit]],
+  given: str | None = None,
+) -> list[Result]:
+  """Answers questions by the spans of graphs: see `answer_from_blocks`.
+
+  The reader scores the blocks, and not the retriever.
+  """
+  rows = np.array([[hit.block.row for hit in own] for own in hits])
+  totals = run.compute(
+    graph_span_logits,
+    reader,
+    run.params["reader"],
+    query=token_ids,
+    blocks=run.gather_hits(hits),
+    edges=edge_kinds(run.corpus, rows),
+  )
+  return [
+    _best_spans(run, *of_question, given)
+    for of_question in zip(questions, hits, totals, strict=True)
+  ]
+
+
 def span_logits(
   reader: BertReader,
   params: Params,
@@ -170,6 +200,24 @@ def span_logits(
     padded_inputs(reader.join(query, blocks)),
     num_starts=blocks.shape[-1],
     method="spans",
+  )
+  return jnp.where(spans.is_span, spans.logits, -jnp.inf)
+
+
+def graph_span_logits(
+  reader: GraphReader,
+  params: Params,
+  query: Int[Array, "b q"],
+  blocks: Int[Array, "b k l"],
+  edges: Int[Array, "b k k"],
+) -> Float[Array, "b k l w"]:
+  """Returns the reader's scores of spans in connected blocks; −∞ for none."""
+  inputs = GraphInputs(reader.join(query, blocks), edges)
+  spans = reader.apply(
+    {"params": params},
+    padded_inputs(inputs),
+    num_starts=blocks.shape[-1],
+    method="graph_spans",
   )
   return jnp.where(spans.is_span, spans.logits, -jnp.inf)
 

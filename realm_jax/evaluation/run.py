@@ -279,8 +279,9 @@ class TrainedRun:
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
-    # With a reader that writes, the block tower is also fine-tuned.
-    if "reader" not in components or isinstance(components.reader, TextReader):
+    # A reader that writes, or reads paths, may have the block tower trained.
+    is_own = "reader" not in components or config.paths is not None
+    if is_own or isinstance(components.reader, TextReader):
       wanted = [step, *used]
     open_snapshot = functools.partial(
       _load_snapshot,

@@ -43,8 +43,13 @@ def answer_by_writing(
   del token_ids
   view = run.corpus.view(reader.view)
   rows = np.array([[hit.block.row for hit in own] for own in hits])
-  edits = {row: block.text for row, block in run.edits.items()}
-  read = reader_texts.input_ids(reader, view, questions, rows, edits)
+  blocks = [hit.block for own in hits for hit in own]
+  texts = {
+    number: block.text
+    for number, block in enumerate(blocks)
+    if block.row in run.edits or len(block.parts) > 1
+  }
+  read = reader_texts.input_ids(reader, view, questions, rows, texts)
   params = run.params["reader"]
   written = run.compute(_write, reader, params, read=read)
   asked: Any = None

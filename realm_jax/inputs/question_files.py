@@ -72,7 +72,8 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
   Of the documents that lead to the answer, "gold_ids" has the ids, or
-  "gold_titles" the titles, in the order of their path.
+  "gold_titles" the titles, in the order of their path. They may be the titles
+  of "supporting_facts", as in HotpotQA, whose ids are "_id".
 
   A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
   `output`, a list of objects, of which some have an `answer`, and others only
@@ -93,13 +94,15 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   answers = [answers] if isinstance(answers, str) else answers
   if not isinstance(answers, list) or not answers:
     raise RealmError(f"the answer is {answers!r}")
-  question_id = fields.get("id")
+  question_id = fields.get("id", fields.get("_id"))
   question_id = "" if question_id is None else str(question_id)
   require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
-  gold = {}
-  for name in ("gold_ids", "gold_titles"):
-    values = fields.get(name, [])
+  gold, facts = {}, fields.get("supporting_facts")
+  pairs = facts if isinstance(facts, list) else []
+  titles = dict.fromkeys(str(p[0]) for p in pairs if isinstance(p, list))
+  for name, known in (("gold_ids", []), ("gold_titles", [*titles])):
+    values = fields.get(name, known)
     if not isinstance(values, list):
       raise RealmError(f"{name} is {values!r}; want a list")
     gold[name] = [_text(value, f"one of {name}") for value in values]
@@ -153,9 +156,9 @@ class QuestionRecords:
     """Returns the ids of the documents of its path; none if one is missing."""
     corpus, ids = self._context.corpus, [*question.gold_ids]
     if keys := [*map(title_key, question.gold_titles)]:
-      titles = corpus.graph.titles
-      places, is_known = find_sorted(np.array(keys), titles.keys)
-      rows = titles.rows[places].tolist() if is_known.all() else []
+      known, first_rows = corpus.graph.titles
+      places, is_known = find_sorted(np.array(keys), known)
+      rows = first_rows[places].tolist() if is_known.all() else []
       ids = [corpus.block(row).document_id for row in rows]
     return ids if all(len(corpus.document_rows(one)) for one in ids) else []
 

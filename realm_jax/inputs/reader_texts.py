@@ -22,13 +22,13 @@ def input_ids(
   view: View,
   queries: Sequence[str],
   rows: Int[np.ndarray, "b k"],
-  edits: Mapping[int, str] | None = None,
+  texts: Mapping[int, str] | None = None,
 ) -> Int32[np.ndarray, "b k l"]:
   """Returns prompt, passage and end of each query with each of its blocks.
 
   See `prompt_ids`, `passage_ids` and `joined`.
   """
-  passages = passage_ids(reader, view, rows, edits)
+  passages = passage_ids(reader, view, rows, texts)
   prompts = prompt_ids(reader, view, queries)
   end_id = view.vocabulary.eos_id
   return np.asarray(joined(prompts, passages, end_id=end_id))
@@ -55,7 +55,7 @@ def passage_ids(
   reader: TextReader,
   view: View,
   rows: Int[np.ndarray, "*s"],
-  edits: Mapping[int, str] | None = None,
+  texts: Mapping[int, str] | None = None,
 ) -> Int32[np.ndarray, "*s l"]:
   """Returns the passage of each block, padded to the reader's `input_length`.
 
@@ -65,7 +65,8 @@ def passage_ids(
     reader: Reader, with its template and length.
     view: View of the corpus that it reads.
     rows: Rows of the blocks.
-    edits: Other texts of blocks, by row.
+    texts: Other texts of blocks, by the place of each in the flat `rows`: of
+      edited ones, and of paths.
 
   Raises:
     RealmError: The template lacks `{title}` or `{text}`.
@@ -93,12 +94,11 @@ def passage_ids(
     places = np.where(column >= begin, column - begin + start, places)
   is_token = (column < end) & (flat != NULL_ROW)[:, None]
   found = np.take_along_axis(table, np.where(is_token, places, 0), axis=1)
-  for number, row in enumerate(flat.tolist()):
-    if edits and row in edits:
-      own = blocks.token_ids[number, : blocks.title_lengths[number]]
-      ids = [*before_title, *own, *before_text, *encode(edits[row]), *after]
-      found[number] = PAD_ID
-      found[number, : len(ids)] = ids[:length]
+  for number, text in (texts or {}).items():
+    own = blocks.token_ids[number, : blocks.title_lengths[number]]
+    ids = [*before_title, *own, *before_text, *encode(text), *after]
+    found[number] = PAD_ID
+    found[number, : len(ids)] = ids[:length]
   return found.reshape(*rows.shape, length)
 
 

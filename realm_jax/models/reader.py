@@ -211,8 +211,16 @@ class BertReader(BertComponent):
     `hidden` is as in `masked_lm`. A span may start at one of the first
     `num_starts` tokens of a body.
     """
+    if hidden is None:
+      hidden = self.encoder(inputs.sequences)
+    body, is_span = self.bodies(inputs, hidden, num_starts=num_starts)
+    return Spans(self.span_head(body), is_span)
+
+  def bodies(
+    self, inputs: JointInputs, hidden: Float[Array, "r l d"], *, num_starts: int
+  ) -> tuple[Float[Array, "b k s d"], Bool[Array, "b k s w"]]:
+    """Returns the states of the tokens of bodies, and which spans there are."""
     joint = inputs.sequences
-    hidden = self.encoder(joint) if hidden is None else hidden
     batch, num_candidates = inputs.body_start.shape
     body_length = jnp.asarray(inputs.body_length)
     index = jnp.arange(num_starts)[None, :]
@@ -225,8 +233,7 @@ class BertReader(BertComponent):
     last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
       1, 1, 1, -1
     )
-    is_span = last < body_length[..., None, None]
-    return Spans(self.span_head(body), is_span)
+    return body, last < body_length[..., None, None]
 
   def masked_lm_and_spans(
     self,

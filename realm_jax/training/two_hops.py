@@ -171,14 +171,17 @@ class TwoHops:
       np.take_along_axis(x.reshape(batch, beam, -1), places, axis=-1)
       for x in (following.rows, following.scores)
     )
-    (null,) = run.compute(
-      embed_blocks,
-      retriever,
-      run.params["retriever"],
-      token_ids=run.gather(np.array([NULL_ROW])),
-    )
-    of_null = retriever.score_scale * (run.embed_tokens(flat) @ null)
-    of_null = of_null.reshape(batch, beam, 1)
+    # Where an index has scores of its own, one block has no second score.
+    of_null = np.zeros((batch, beam, 1), np.float32)
+    if not run.snapshot.index.has_own_scores:
+      (null,) = run.compute(
+        embed_blocks,
+        retriever,
+        run.params["retriever"],
+        token_ids=run.gather(np.array([NULL_ROW])),
+      )
+      of_null[:] = (run.embed_tokens(flat) @ null).reshape(of_null.shape)
+      of_null *= retriever.score_scale
     cells = self.cells(found.rows, rows)
     second = np.concatenate([of_null, scores], axis=-1)
     log_p = self.log_p(found.scores, second, cells)

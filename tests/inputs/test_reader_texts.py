@@ -47,7 +47,8 @@ def test_parts_give_the_ids_of_the_whole_text(view, length, templates):
   queries = ["who built the bridge?", "where was she born, and when?"]
   rows = np.array([[3, NULL_ROW, 5], [0, 1, NULL_ROW]])
   edits = {5: "She built nothing."}
-  found = input_ids(made, view, queries, rows, edits)
+  texts = {2: edits[5]}
+  found = input_ids(made, view, queries, rows, texts)
   assert found.shape == (2, 3, length) and found.dtype == np.int32
   encode, corpus = view.vocabulary.encode, view.corpus
   for query, own, of_query in zip(queries, rows.tolist(), found, strict=True):

@@ -30,7 +30,10 @@ _PATIENCE_SECONDS, _POLL_SECONDS = 300.0, 0.1
 # What commands configure by each recipe of gin/runs.
 FUNCTIONS = {
   **dict.fromkeys(
-    ("inverse_cloze", "reading", "pretrain", "open_qa", "text_to_text"),
+    (
+      *("inverse_cloze", "reading", "pretrain"),
+      *("open_qa", "text_to_text", "two_hop_qa"),
+    ),
     TrainConfig,
   ),
   **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),

@@ -1,5 +1,6 @@
 """Paths of two blocks: their probabilities, their tokens, and the loss."""
 
+import functools
 import itertools
 
 import jax
@@ -159,15 +160,28 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
   inputs = padded_inputs(
     jax.tree.map(jnp.asarray, stage.inputs(components, made))
   )
-  weighted = stage.loss(stage.encoders(components, params, None), made, inputs)
+  encoders = stage.encoders(components, params, None)
+  weighted = jax.jit(lambda inputs: stage.loss(encoders, made, inputs))(inputs)
 
   tower = {"params": params["retriever"]}
+  embedding = {
+    name: jax.jit(functools.partial(components.retriever.apply, method=name))
+    for name in ("embed_queries", "embed_blocks")
+  }
 
-  def embed(method, tokens):
-    found = components.retriever.apply(tower, tokens[None], method=method)
-    return np.float64(found[0])
+  def embed(name, tokens):
+    return np.float64(embedding[name](tower, tokens[None])[0])
 
-  reader, expected = components.reader, []
+  @jax.jit
+  def spans_of(query, block):
+    return components.reader.apply(
+      {"params": params["reader"]},
+      padded_inputs(components.reader.join(query[None], block[None, None])),
+      num_starts=len(block),
+      method="spans",
+    )
+
+  expected = []
   for example in range(2):
     x, log_p = batch.arrays["query"][example], {}
     rows = [*first[example, :2].tolist()]
@@ -194,12 +208,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
       i, j = divmod(cell, 3)
       own = second.reshape(2, 2, 3)[example, i].tolist()
       ends = [-1, *[other for other in own if other != rows[i]][:2]]
-      spans = reader.apply(
-        {"params": params["reader"]},
-        padded_inputs(reader.join(x[None], tokens[None, None])),
-        num_starts=len(tokens),
-        method="spans",
-      )
+      spans = spans_of(x, tokens)
       value = (
         np.float64(spans.logits[0, 0]) + total[frozenset((rows[i], ends[j]))]
       )

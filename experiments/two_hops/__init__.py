@@ -1,0 +1,1 @@
+"""Compares retrieval of two hops, learned with and without gold paths."""

@@ -1,0 +1,209 @@
+"""The systems that are compared on questions of two hops, and the report."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from experiments.data import CORPUS
+from experiments.demo.stages import demo_worlds, read_lines
+from experiments.pipeline import (
+  Command,
+  Step,
+  Steps,
+  Value,
+  markdown,
+  over_seeds,
+  run,
+  run_in_cpu_seconds,
+)
+from realm_jax.errors import RealmError
+from realm_jax.evaluation.scores import PREDICTIONS
+from realm_jax.storage.json_files import write_json
+
+_GIN = Path("experiments/gin")
+# After each recipe of the demo.
+_LENGTHS = str(_GIN / "two_hops/lengths.gin")
+# All questions for training; of two hops and of one for the evaluation.
+_TRAIN, _CHAINS, _SINGLE = "chains-all", "chains-test", "questions-test"
+_COLUMNS = ("path_recall", "exact_match", "exact_match_one_hop", "cpu_seconds")
+
+
+class TwoHopSteps(Steps):
+  """The steps of all systems, in the folder of a seed."""
+
+  def __init__(self, folder: Path, seed: int, gin_files: Sequence[str]):
+    files = [*(_GIN / "demo").glob("*.gin"), *(_GIN / "two_hops").glob("*.gin")]
+    recipes = {
+      path.stem: [str(path), _LENGTHS, *gin_files] for path in sorted(files)
+    }
+    seeds: Mapping[str, Value] = {"SEED": seed}
+    trained = (
+      *("inverse_cloze", "reading", "reading_retrieved", "pretrain"),
+      *("open_qa", "one_hop_qa", "two_hop_qa"),
+    )
+    always = dict.fromkeys(trained, seeds)
+    super().__init__(folder, recipes, str(folder / CORPUS), always)
+
+  def world(self, name: str) -> str:
+    """Returns a file of questions."""
+    return self.path(f"world/{name}.jsonl")
+
+  def start(self) -> Step:
+    """Returns the run that all systems start from: REALM of one hop."""
+    cloze = self.train("inverse_cloze", "inverse_cloze")
+    reading = self.train("reading", "reading")
+    name = "reading_retrieved"
+    reading = self.train(name, name, cloze, reading, self.first_snapshot(name))
+    realm = self.train(
+      *("pretrain", "pretrain", cloze, reading), self.builder("pretrain")
+    )
+    return self.train(
+      *("one_hop_start", "open_qa", realm, realm),
+      self.first_snapshot("one_hop_start"),
+      TRAIN_QUESTIONS=self.world(_TRAIN),
+    )
+
+  def builder(self, name: str) -> Command:
+    """Returns the command that builds the index of a run as it goes on."""
+    return self.command("build_index", "build_index", self.folder / name)
+
+  def figures_of(
+    self, name: str, recipe: str, of: Step, snapshot: Step | None = None
+  ) -> dict[str, float]:
+    """Evaluates a run on the test questions of two hops, and of one."""
+    found = {}
+    for questions in (_CHAINS, _SINGLE):
+      evaluation = self.evaluate(
+        *(f"{name}/{questions}", recipe, of, snapshot),
+        QUESTIONS=self.world(questions),
+      )
+      figures = run(evaluation).figures()
+      if questions == _SINGLE:
+        found["exact_match_one_hop"] = figures["exact_match"]
+      else:
+        found["exact_match"] = figures["exact_match"]
+        found["path_recall"] = _path_recall(
+          evaluation.folder / PREDICTIONS, Path(self.world(_CHAINS))
+        )
+    return found
+
+  def last_snapshot(self, of: Step, recipe: str = "build_index") -> Step:
+    """Makes the index of a run's last checkpoint."""
+    name = f"{of.folder.name}-{recipe}"
+    last = of.command.build().num_steps
+    return self.build_index(of, name, recipe, CHECKPOINT_STEP=last)
+
+
+def _path_recall(predictions: Path, questions: Path) -> float:
+  """Returns for how many questions what is read has both facts.
+
+  Of each hop, one document that states its fact has to be read, in whichever
+  path.
+  """
+  paths = {one["id"]: one["gold_path"] for one in read_lines(questions)}
+  found = []
+  for line in read_lines(predictions):
+    read = [one["block"] for one in line["evidence"] if one["read"]]
+    names = {
+      part.rpartition(":")[0] for one in read for part in one.split(" → ")
+    }
+    hops = paths[line["id"]]
+    found.append(all(not names.isdisjoint(documents) for documents in hops))
+  return sum(found) / len(found)
+
+
+# --- Systems ------------------------------------------------------------
+
+
+def _start(steps: TwoHopSteps) -> dict[str, float]:
+  """What all others start from."""
+  return steps.figures_of("start", "eval_one_hop", steps.start())
+
+
+def _one_hop(steps: TwoHopSteps) -> dict[str, float]:
+  """REALM of one hop goes on, and reads as many blocks as two hops do."""
+  name, start = "one_hop", run(steps.start())
+  made = steps.train(
+    *(name, "one_hop_qa", start, start),
+    steps.first_snapshot(name),
+    TRAIN_QUESTIONS=steps.world(_TRAIN),
+  )
+  seconds = run_in_cpu_seconds(made)
+  found = steps.figures_of(name, "eval_one_hop", made)
+  return found | {"cpu_seconds": seconds}
+
+
+def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
+  """Two hops, which are learned from the answers alone."""
+  made = _two_hop_run(steps)
+  seconds = run_in_cpu_seconds(made)
+  snapshot = steps.last_snapshot(made)
+  found = steps.figures_of("two_hops", "eval_two_hops", made, snapshot)
+  return found | {"cpu_seconds": seconds}
+
+
+def _bm25(steps: TwoHopSteps) -> dict[str, float]:
+  """Two rounds of BM25, read by the reader of two hops."""
+  made = _two_hop_run(steps)
+  snapshot = steps.last_snapshot(made, "build_index_bm25")
+  return steps.figures_of("bm25", "eval_two_hops", made, snapshot)
+
+
+def _two_hop_run(steps: TwoHopSteps) -> Step:
+  name, start = "two_hops", run(steps.start())
+  return steps.train(
+    *(name, "two_hop_qa", start, start),
+    steps.builder(name),
+    TRAIN_QUESTIONS=steps.world(_TRAIN),
+  )
+
+
+_SYSTEMS: Mapping[str, tuple[str, Callable[[TwoHopSteps], dict[str, float]]]]
+_SYSTEMS = {
+  "start": ("REALM of one hop, from which all start", _start),
+  "one_hop": ("REALM of one hop, 12 blocks", _one_hop),
+  "bm25": ("two rounds of BM25, the reader of two hops", _bm25),
+  "two_hops": ("two hops, without gold paths", _two_hops),
+}
+
+
+def compare(
+  output_dir: Path, names: Sequence[str], seeds: int, gin_files: Sequence[str]
+) -> str:
+  """Runs systems on the worlds of all seeds, and returns the report.
+
+  Args:
+    output_dir: Where everything goes; what stands there is not made again.
+    names: Systems; none for all.
+    seeds: Number of worlds, each with a seed of its own.
+    gin_files: Files after the recipe's in every step.
+
+  Raises:
+    RealmError: An unknown system.
+  """
+  if unknown := {*names} - {*_SYSTEMS}:
+    raise RealmError(
+      f"--systems={min(unknown)}; want some of {', '.join(_SYSTEMS)}"
+    )
+  world = str(_GIN / "two_hops/world.gin")
+  worlds = demo_worlds([world, _LENGTHS, *gin_files])
+  figures: dict[str, list[dict[str, float]]]
+  figures = {name: [] for name in names or _SYSTEMS}
+  for seed in range(seeds):
+    folder = output_dir / f"seed-{seed}"
+    worlds.prepare(folder, seed)
+    steps = TwoHopSteps(folder, seed, gin_files)
+    for name, found in figures.items():
+      path = folder / f"{name}.json"
+      if not path.exists():
+        write_json(path, _SYSTEMS[name][1](steps))
+      found.append(json.loads(path.read_text()))
+  write_json(output_dir / "report.json", figures)
+  rows = [["system", *_COLUMNS]]
+  for name, found in figures.items():
+    cells = [
+      over_seeds([one[column] for one in found if column in one])
+      for column in _COLUMNS
+    ]
+    rows.append([_SYSTEMS[name][0], *cells])
+  return markdown(rows)

@@ -1,0 +1,104 @@
+"""The layers of a graph reader, against loops in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.graph_reader import GraphInputs, GraphReader
+from realm_jax.models.packing import padded_inputs
+
+_SIZE, _NODES = 8, 5
+
+
+def _reader() -> GraphReader:
+  bert = BertConfig(
+    vocab_size=30,
+    separator_id=3,
+    hidden_size=_SIZE,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=16,
+    max_positions=24,
+    init_stddev=0.3,
+  )
+  return GraphReader(
+    bert, joint_length=16, span_size=4, max_answer_width=2, num_edge_kinds=3
+  )
+
+
+def _params(reader: GraphReader):
+  made = reader.init_parameters(
+    jax.random.key(0), query_length=4, block_length=8
+  )
+  return nn.unbox(made)
+
+
+def test_layers_equal_loops_over_edges():
+  reader = _reader()
+  params = _params(reader)
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(2, _NODES, _SIZE)).astype(np.float32)
+  edges = rng.integers(0, 5, (2, _NODES, _NODES)) * (
+    rng.random((2, _NODES, _NODES)) < 0.4
+  )
+  # Nothing leads to the last passage, or from it.
+  edges[:, -1] = edges[:, :, -1] = 0
+  given = jnp.asarray(vectors), jnp.asarray(edges)
+  found = reader.apply({"params": params}, *given, method="fused")
+  known = jax.tree.map(np.float64, params)
+
+  def linear(name, x):
+    return x @ known[name]["kernel"] + known[name]["bias"]
+
+  for graph, kinds, got in zip(vectors, edges, found, strict=True):
+    nodes = [*np.float64(graph)]
+    for layer in range(reader.graph_layers):
+      starts, ends = known["relations"][layer]
+      after = []
+      for i, node in enumerate(nodes):
+        said = []
+        for j, other in enumerate(nodes):
+          # Kinds beyond the last that is known count as it.
+          outward, inward = min(kinds[i, j], 3), min(kinds[j, i], 3)
+          if outward or inward:
+            pair = linear(f"own_{layer}", node) + linear(
+              f"other_{layer}", other
+            )
+            pair = pair + (starts[outward] if outward else 0)
+            pair = pair + (ends[inward] if inward else 0)
+            said.append(np.maximum(pair, 0))
+        message = np.mean(said, axis=0) if said else np.zeros(_SIZE)
+        whole = node + linear(f"out_{layer}", message)
+        norm = known[f"norm_{layer}"]
+        scaled = (whole - whole.mean()) / np.sqrt(
+          whole.var() + reader.bert.layer_norm_eps
+        )
+        after.append(scaled * norm["scale"] + norm["bias"])
+      nodes = after
+    np.testing.assert_allclose(got, nodes, atol=2e-6)
+
+
+def test_an_edge_changes_the_spans_of_both_its_ends_alone():
+  reader = _reader()
+  params = _params(reader)
+  rng = np.random.default_rng(1)
+  query = np.array([[2, 7, 8, 3]], np.int32)
+  blocks = rng.integers(5, 30, (1, 4, 8)).astype(np.int32)
+  blocks[..., 0], blocks[..., 2], blocks[..., -1] = 2, 3, 3
+
+  def spans(edges):
+    inputs = GraphInputs(reader.join(query, blocks), jnp.asarray(edges))
+    return reader.apply(
+      {"params": params},
+      padded_inputs(inputs),
+      num_starts=8,
+      method="graph_spans",
+    ).logits[0]
+
+  none = np.zeros((1, 4, 4), np.int32)
+  edges = none.copy()
+  edges[0, 1, 2] = 1
+  changed = np.abs(spans(edges) - spans(none)).max(axis=(1, 2)) > 1e-6
+  np.testing.assert_array_equal(changed, [False, True, True, False])
