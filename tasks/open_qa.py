@@ -7,6 +7,9 @@ The questions are in the run's JSON Lines files, one for each split:
 
     {"question": "who wrote it", "answer": ["Mary Shelley"], "id": "q1"}
 
+With `gold_ids` or `gold_titles`, they also have the documents that lead to the
+answer, in their order.
+
 The tasks of published data sets, a file each beside this one, make their
 examples by the same `add`.
 """
@@ -55,6 +58,7 @@ def ask(
       "answers": record["answers"],
       "answer_tokens": answers[:, :longest],
       "answer_kind": tf.constant(answer_kind),
+      "gold": record["gold"],
     }
 
   return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)

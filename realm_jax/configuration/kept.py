@@ -50,6 +50,7 @@ _CONFIG = "realm_jax.training.config"
 _STAGES = "realm_jax.training.stages"
 _OWN = {
   "auxiliary": f"{_CONFIG}:AuxiliaryStage",
+  "beam_over_links": "realm_jax.training.path_search:BeamOverLinks",
   "bert": "realm_jax.models.bert:BertConfig",
   "checkpoints": f"{_CONFIG}:CheckpointConfig",
   "contrastive": f"{_STAGES}.contrastive:Contrastive",
@@ -65,6 +66,10 @@ _OWN = {
   "mesh": f"{_CONFIG}:MeshConfig",
   "open_qa": f"{_STAGES}.open_qa:OpenQa",
   "optimizer": "realm_jax.training.optimizer:OptimizerConfig",
+  "path_reader": "realm_jax.models.path_reader:PathReader",
+  "path_reading": f"{_STAGES}.paths:PathReading",
+  "path_retrieval": f"{_STAGES}.paths:PathRetrieval",
+  "path_retriever": "realm_jax.models.path_retriever:PathRetriever",
   "pretraining": f"{_STAGES}.pretraining:Pretraining",
   "bert_reader": "realm_jax.models.reader:BertReader",
   "generative_reader": "realm_jax.models.generative_reader:GenerativeReader",

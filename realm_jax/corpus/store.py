@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
+from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.links import Edges, Graph
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
@@ -336,6 +337,15 @@ class Corpus:
     index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
     rows = self._id_order[np.minimum(index, self.num_blocks - 1)]
     return np.where(self.block_ids[rows] == ids, rows, np.int32(NULL_ROW))
+
+  def document_rows(self, document_id: str) -> Int[np.ndarray, " n"]:
+    """Returns the rows of a document's blocks, int32; none if it is missing."""
+    rows = list[int]()
+    while True:
+      number = block_id(self.name, document_id, len(rows))
+      if (row := int(self.rows_of(np.int64(number)))) == NULL_ROW:
+        return np.array(rows, np.int32)
+      rows.append(row)
 
   # --- One block --------------------------------------------------------
 

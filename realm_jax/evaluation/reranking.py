@@ -14,9 +14,6 @@ from realm_jax.models.cross_encoder import RERANKER, score_pairs
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import TrainedRun
 
-# Pairs are padded to multiples of it, so that few lengths are compiled.
-_LENGTH_STEP = 64
-
 
 def reranked(
   run: TrainedRun,
@@ -33,16 +30,8 @@ def reranked(
   rows = found.rows[:, :number]
   places = np.argwhere(rows != NULL_ROW)
   queries, blocks = token_ids[places[:, 0]], run.gather(rows[*places.T])
-  lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
-  lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
-  module, params = run.components[RERANKER], run.params[RERANKER]
   scores = np.full(rows.shape, -np.inf, np.float32)
-  for length in np.unique(lengths).tolist():
-    own = lengths == length
-    # A longer pair than it reads loses its end, as in training.
-    read = module.clone(joint_length=min(length, module.joint_length))
-    arrays = {"query": queries[own], "block": blocks[own]}
-    scores[*places[own].T] = run.compute(score_pairs, read, params, **arrays)
+  scores[*places.T] = run.compute_pairs(RERANKER, score_pairs, queries, blocks)
   rest = found.rows.shape[1] - rows.shape[1]
   is_scored = np.isfinite(scores)
   least = scores.min(axis=1, keepdims=True, initial=np.inf, where=is_scored)

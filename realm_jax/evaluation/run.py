@@ -89,6 +89,8 @@ ABILITIES: Mapping[Asked, str] = {
   QUESTION: "answer questions, as a run of open QA can",
 }
 MAX_BATCH = 16
+# Pairs are padded to multiples of it, so that few lengths are compiled.
+_LENGTH_STEP = 64
 # Bytes of the stored vectors that are in memory at once to score blocks.
 _SCORED_BYTES = 1 << 26
 # Blocks that a filter lets through and that are all scored, and scores of all
@@ -393,6 +395,29 @@ class TrainedRun:
       lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
       arrays,
     )
+
+  def compute_pairs(
+    self,
+    component: str,
+    function: Callable[..., Any],
+    queries: Int[np.ndarray, "n q"],
+    blocks: Int[np.ndarray, "n l"],
+  ) -> np.ndarray:
+    """Returns `function(module, params, query, block)` of a `PairEncoder`.
+
+    It is given a copy of the module for pairs of similar lengths.
+    """
+    lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
+    lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
+    module, params = self.components[component], self.params[component]
+    order, parts = np.argsort(lengths, kind="stable"), []
+    for length in np.unique(lengths).tolist():
+      own = lengths == length
+      # A longer pair than it reads loses its end, as in training.
+      read = module.clone(joint_length=min(length, module.joint_length))
+      arrays = {"query": queries[own], "block": blocks[own]}
+      parts.append(self.compute(function, read, params, **arrays))
+    return np.concatenate(parts)[np.argsort(order)]
 
   def _in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
     """Applies a function to batches of rows, and cuts off their padding."""

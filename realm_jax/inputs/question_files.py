@@ -20,6 +20,7 @@ from jaxtyping import Int, Int64
 
 from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.patterns import compiled
+from realm_jax.corpus.links import title_key
 from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import Example, FeatureSpec, TaskError
 from realm_jax.inputs.config import DataConfig, current_context, task_context
@@ -29,6 +30,7 @@ from realm_jax.storage.json_files import (
   require_unicode,
 )
 from realm_jax.storage.line_files import lines_of
+from realm_jax.text.mentions import find_sorted
 from realm_jax.text.vocabulary import MASK
 
 # The tasks of the run's files, and what their answers are.
@@ -43,12 +45,14 @@ WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 class Question(NamedTuple):
   """A question, its alternative answers, and its id if it has one.
 
-  `gold_titles` are those of the documents that answer it together, in order.
+  The documents that lead to the answer, in their order, are known by their ids
+  or by their titles, if at all.
   """
 
   question: str
   answers: Sequence[str]
   question_id: str = ""
+  gold_ids: Sequence[str] = ()
   gold_titles: Sequence[str] = ()
 
 
@@ -67,7 +71,10 @@ def listed(items: Sequence[str]) -> str:
 def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
-  The distinct titles of HotpotQA's `supporting_facts` are its `gold_titles`.
+  Of the documents that lead to the answer, "gold_ids" has the ids, or
+  "gold_titles" the titles, in the order of their path. They may be the titles
+  of "supporting_facts", as in HotpotQA, whose ids are "_id".
+
   A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
   `output`, a list of objects, of which some have an `answer`, and others only
   the provenance of one.
@@ -99,8 +106,15 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
     raise RealmError(
       f"the supporting facts are {facts!r}; want a list of [title, sentence]"
     )
-  titles = dict.fromkeys(title for title, *_ in facts)
-  return Question(question, texts, question_id, (*titles,))
+  gold, titles = {}, dict.fromkeys(title for title, *_ in facts)
+  for name, known in (("gold_ids", []), ("gold_titles", [*titles])):
+    values = fields.get(name, known)
+    if not isinstance(values, list):
+      raise RealmError(f"{name} is {values!r}; want a list")
+    gold[name] = [_text(value, f"one of {name}") for value in values]
+  if all(gold.values()):
+    raise RealmError("it has gold_ids and gold_titles; give one of them")
+  return Question(question, texts, question_id, **gold)
 
 
 def _text(value: JsonValue, name: str) -> str:
@@ -144,6 +158,16 @@ class QuestionRecords:
     self.questions, self._answer_kind = questions, answer_kind
     self._context = current_context()
 
+  def _gold(self, question: Question) -> list[str]:
+    """Returns the ids of the documents of its path; none if one is missing."""
+    corpus, ids = self._context.corpus, [*question.gold_ids]
+    if keys := [*map(title_key, question.gold_titles)]:
+      known, first_rows = corpus.graph.titles
+      places, is_known = find_sorted(np.array(keys), known)
+      rows = first_rows[places].tolist() if is_known.all() else []
+      ids = [corpus.block(row).document_id for row in rows]
+    return ids if all(len(corpus.document_rows(one)) for one in ids) else []
+
   @property
   def spec(self) -> Mapping[str, Any]:
     """The types and shapes of a record, for tf.data."""
@@ -155,6 +179,7 @@ class QuestionRecords:
       "answers": tf.TensorSpec((None,), tf.string),
       "answer_tokens": tf.TensorSpec((None, None), tf.int32),
       "question_id": tf.TensorSpec((), tf.string),
+      "gold": tf.TensorSpec((None,), tf.string),
     }
 
   def __len__(self) -> int:
@@ -186,6 +211,10 @@ class QuestionRecords:
         for q in questions
       ],
       "question_id": [q.question_id.encode() for q in questions],
+      "gold": [
+        np.array([one.encode() for one in self._gold(q)], object)
+        for q in questions
+      ],
     }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
@@ -203,7 +232,7 @@ class QuestionRecords:
         f"all: {listed(named)}"
       )
     unusable = []
-    for _, answers, name, _ in self.questions:
+    for _, answers, name, *_ in self.questions:
       patterns = answers if self._answer_kind == "regex" else ()
       reasons = {text: compiled(text).problem for text in patterns}
       if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:
@@ -215,6 +244,16 @@ class QuestionRecords:
         f"{len(unusable):,} questions have no answer, or one that is no valid "
         "pattern and matches nothing; without any other, a question teaches "
         f"nothing and is scored as wrong: {listed(unusable)}"
+      )
+    lacking = [
+      q.question_id
+      for q in self.questions
+      if (q.gold_ids or q.gold_titles) and not self._gold(q)
+    ]
+    if lacking:
+      found.append(
+        f"{len(lacking):,} questions have a path with a document that the "
+        f"corpus lacks, and teach none: {listed(lacking)}"
       )
     return found
 
@@ -259,6 +298,7 @@ class QuestionExamples:
     "answers": FeatureSpec((None,), object),
     "answer_tokens": FeatureSpec((None, None), np.int32),
     "answer_kind": FeatureSpec((), object),
+    "gold": FeatureSpec((None,), object),
   }
 
   def __init__(self, config: DataConfig, positions: Int64[np.ndarray, " b"]):

@@ -15,11 +15,8 @@ from realm_jax.settings import PositiveInt
 RERANKER = "reranker"
 
 
-class CrossEncoder(BertComponent):
-  """Scores `[CLS] x [SEP] title body [SEP]` (Nogueira and Cho 2019).
-
-  It is Hugging Face's `BertForSequenceClassification` with one label, as the
-  cross-encoders of sentence-transformers are (arXiv 1901.04085).
+class PairEncoder(BertComponent):
+  """BERT over `[CLS] x [SEP] title body [SEP]`: a query beside a block.
 
   Attributes:
     joint_length: Number of tokens of query and block together.
@@ -28,11 +25,7 @@ class CrossEncoder(BertComponent):
   joint_length: PositiveInt = 384
 
   def setup(self) -> None:
-    size = self.bert.hidden_size
     self.encoder = self.bert.encoder(self.bert)
-    self.pooler = dense(self.bert, size, ("embed", "embed_out"), "pooler")
-    self.classifier = dense(self.bert, 1, ("embed", "label"), "classifier")
-    self.dropout = Dropout(self.bert.dropout_rate)
 
   def join(
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
@@ -49,15 +42,33 @@ class CrossEncoder(BertComponent):
     )
     return TokenSequences(pairs.reshape(-1, self.joint_length))
 
-  def scores(self, pairs: Sequences) -> Float[Array, " n"]:
-    """Returns the scores of pairs that are laid out."""
+  def first_states(self, pairs: Sequences) -> Float[Array, "n d"]:
+    """Returns the states of [CLS] of pairs that are laid out."""
     is_padded = isinstance(pairs, sequences.PaddedSequences)
     hidden = self.encoder(pairs, first_only=is_padded)
-    first = hidden[:, 0]
-    if not is_padded:
-      places = jnp.zeros((pairs.starts.size, 1), jnp.int32)
-      first = sequences.gather(pairs, hidden, places)[:, 0]
-    pooled = jnp.tanh(self.pooler(first))
+    if is_padded:
+      return hidden[:, 0]
+    places = jnp.zeros((pairs.starts.size, 1), jnp.int32)
+    return sequences.gather(pairs, hidden, places)[:, 0]
+
+
+class CrossEncoder(PairEncoder):
+  """Scores pairs (Nogueira and Cho 2019).
+
+  It is Hugging Face's `BertForSequenceClassification` with one label, as the
+  cross-encoders of sentence-transformers are (arXiv 1901.04085).
+  """
+
+  def setup(self) -> None:
+    super().setup()
+    size = self.bert.hidden_size
+    self.pooler = dense(self.bert, size, ("embed", "embed_out"), "pooler")
+    self.classifier = dense(self.bert, 1, ("embed", "label"), "classifier")
+    self.dropout = Dropout(self.bert.dropout_rate)
+
+  def scores(self, pairs: Sequences) -> Float[Array, " n"]:
+    """Returns the scores of pairs that are laid out."""
+    pooled = jnp.tanh(self.pooler(self.first_states(pairs)))
     pooled = self.dropout(pooled, pairs.dropout_ids.reshape(-1))
     return self.classifier(pooled)[:, 0].astype(jnp.float32)
 

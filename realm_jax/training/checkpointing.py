@@ -300,15 +300,17 @@ class Checkpointer:
         self._require_reader_vocabulary(store, step)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
-        like = lora.to_restore(_abstract(fresh), store.stored(step, name))
-        loaded = store.restore(step, items=(name,), like={name: like})
-        return lora.joined(loaded[name], fresh)
+        return _taken(store, step, name, fresh)
     is_named = name == "reader" and self._config.initial_reader
     if not present or is_named or name in self._required:
       raise CheckpointError(
         f"checkpoint {step} of {source} has no {name}, only {sorted(present)}; "
         "give another as INITIAL_CHECKPOINT or INITIAL_READER"
       )
+    has_reader = "encoder" in fresh and "reader" in present
+    if has_reader and "encoder" in store.stored(step, "reader"):
+      logging.info("%s starts with the encoder of the reader", name)
+      return _taken(store, step, "reader", fresh)
     logging.info(
       "%s starts from random values: checkpoint %d of %s has none",
       *(name, step, source),
@@ -378,6 +380,31 @@ class Checkpointer:
       f"{self._store.directory}, is intact: continue from it with a lower "
       "learning rate"
     )
+
+
+def _taken(
+  store: CheckpointStore, step: int, item: str, fresh: Params
+) -> Params:
+  """Returns a component with the values of one that is stored.
+
+  Components with an `encoder`, such as readers, differ in what is above it.
+  Heads that the stored one lacks keep their first values.
+  """
+  stored, wanted = store.stored(step, item), _abstract(fresh)
+  if "encoder" in fresh and "encoder" in stored:
+    if lacking := [part for part in fresh if part not in stored]:
+      logging.info("%s start from random values", ", ".join(lacking))
+    # What the component has no place for is read, too.
+    wanted = {
+      part: wanted.get(
+        part, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)
+      )
+      for part, tree in stored.items()
+    }
+  like = lora.to_restore(wanted, stored)
+  loaded = store.restore(step, items=(item,), like={item: like})[item]
+  own = {part: tree for part, tree in loaded.items() if part in fresh}
+  return lora.joined(own, fresh)
 
 
 @jax.jit

@@ -204,6 +204,18 @@ def test_a_run_starts_from_others(store, tmp_path, start):
       start(fresh, **sources)
 
 
+def test_a_component_starts_with_the_encoder_of_a_reader(
+  store, tmp_path, start
+):
+  saved = _state("pretraining", shift=1.0)
+  _save(store, saved)
+  own = jax.device_put(tiny.parameters("reranking")["reranker"])
+  fresh = saved._replace(params={"reranker": own})
+  begun = start(fresh, initial_checkpoint=tmp_path)["reranker"]
+  encoder = saved.params["reader"]["encoder"]
+  _assert_same(begun, {**own, "encoder": encoder})
+
+
 def test_lora_starts_from_a_base_model_and_continues(store, tmp_path, start):
   mesh = make_mesh(devices=jax.devices()[:1])
   make = functools.partial(tiny.adapted_state, optimizer=OPTIMIZER, mesh=mesh)

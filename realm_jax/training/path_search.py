@@ -1,0 +1,172 @@
+"""A beam over the links of a corpus, whose steps a path retriever scores."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int, Int32
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.models.path_retriever import (
+  PATH_RETRIEVER,
+  next_states,
+  pair_vectors,
+)
+from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+
+
+class _Path(NamedTuple):
+  """A path of a beam.
+
+  Attributes:
+    query: Number of its query.
+    rows: Its blocks.
+    score: Log probability: the sum of log P(i | h_t) over its steps.
+    state: State h_t in which the next step is chosen.
+    others: Blocks that may come next, beside those that the last one leads to.
+    is_whole: Whether the end was chosen.
+  """
+
+  query: int
+  rows: tuple[int, ...]
+  score: float
+  state: Float32[np.ndarray, " d"]
+  others: tuple[int, ...]
+  is_whole: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamOverLinks:
+  """Searches paths as Asai et al. 2020 do (section 3.1.1); a `PathSearch`.
+
+  A path begins with a block that the run's retriever or index finds. It goes on
+  with a block that its last one leads to, or with one of the `num_others` best
+  of the step before, or it ends. The end of a path of `max_hops` blocks is not
+  scored.
+
+  Attributes:
+    beam: Number of paths that are kept in each step, and so that are found.
+    max_hops: Number of blocks of the longest path.
+    num_seeds: Number of blocks with which a path may begin.
+    num_others: Number of blocks of a step that may come in the next, too.
+    max_links: Number of blocks that one may lead to: the first in its text.
+    within_documents: Whether blocks of one document lead to each other.
+  """
+
+  beam: PositiveInt = 8
+  max_hops: PositiveInt = 3
+  num_seeds: PositiveInt = 100
+  num_others: NonNegativeInt = 2
+  max_links: PositiveInt = 100
+  within_documents: bool = False
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+  def search(
+    self, run: Any, token_ids: Int32[np.ndarray, "n q"], k: int
+  ) -> SearchResult:
+    """Returns the k best paths of each query, at most `beam`.
+
+    Raises:
+      RealmError: The run has no path retriever.
+    """
+    module, params = run.components[PATH_RETRIEVER], run.params[PATH_RETRIEVER]
+    start, end = map(
+      np.asarray, module.apply({"params": params}, method="ends")
+    )
+    bias = float(params["bias"][0])
+    seeds = run.search_blocks(token_ids, self.num_seeds).rows
+    paths = [
+      _Path(query, (), 0.0, start, tuple(rows))
+      for query, rows in enumerate(seeds.tolist())
+    ]
+    grown = [[path] for path in paths]
+    # The vectors w of a query with each block that was scored for it.
+    known = dict[tuple[int, int], Float32[np.ndarray, " d"]]()
+    for hop in range(self.max_hops):
+      if hop:
+        last = np.stack([known[path.query, path.rows[-1]] for path in paths])
+        states = np.stack([path.state for path in paths])
+        states = run.compute(
+          next_states, module, params, states=states, vectors=last
+        )
+        moved = zip(paths, states, strict=True)
+        paths = [path._replace(state=state) for path, state in moved]
+      options = self._options(run, paths)
+      pairs = [
+        (path.query, row)
+        for path, rows in zip(paths, options, strict=True)
+        for row in rows
+      ]
+      if new := [one for one in dict.fromkeys(pairs) if one not in known]:
+        queries, rows = np.array(new).T
+        texts = token_ids[queries], run.gather(rows)
+        vectors = run.compute_pairs(PATH_RETRIEVER, pair_vectors, *texts)
+        known |= zip(new, vectors, strict=True)
+      grown = [[] for _ in grown]
+      for path, rows in zip(paths, options, strict=True):
+        if path.is_whole:
+          grown[path.query].append(path)
+          continue
+        vectors = np.stack([end, *(known[path.query, row] for row in rows)])
+        logits = vectors @ path.state + bias
+        scores = path.score - np.logaddexp(0, -logits)
+        if path.rows:
+          ended = path._replace(score=float(scores[0]), is_whole=True)
+          grown[path.query].append(ended)
+        best = np.argsort(-scores[1:], kind="stable")[: self.num_others]
+        others = tuple(rows[place] for place in best)
+        grown[path.query] += [
+          path._replace(rows=(*path.rows, row), score=score, others=others)
+          for row, score in zip(rows, scores[1:].tolist(), strict=True)
+        ]
+      for own in grown:
+        own.sort(key=lambda path: (-path.score, path.rows))
+      paths = [path for own in grown for path in own[: self.beam]]
+    width = min(k, self.beam, *map(len, grown))
+    found = np.full((len(grown), width, self.max_hops), NULL_ROW, np.int32)
+    for own, of_query in zip(grown, found, strict=True):
+      for path, rows in zip(own, of_query, strict=False):
+        rows[: len(path.rows)] = path.rows
+    scores = [[path.score for path in own[:width]] for own in grown]
+    return SearchResult(found[..., 0], np.array(scores, "f4"), paths=found)
+
+  def _options(self, run: Any, paths: Sequence[_Path]) -> list[list[int]]:
+    """Returns the blocks that may come next on each path."""
+    lasts = [*{path.rows[-1] for path in paths if path.rows}]
+    leads = neighbours(
+      run.corpus, lasts, within_documents=self.within_documents
+    )
+    after = dict(zip(lasts, leads, strict=True))
+    options = list[list[int]]()
+    for path in paths:
+      rows = [*path.others]
+      if path.rows:
+        rows = [*after[path.rows[-1]][: self.max_links].tolist(), *rows]
+      left_out = {*path.rows, *run.hidden}
+      options.append(
+        [
+          row
+          for row in dict.fromkeys(() if path.is_whole else rows)
+          if row not in left_out and (run.allowed is None or run.allowed[row])
+        ]
+      )
+    return options
+
+
+def neighbours(
+  corpus: Corpus, rows: Sequence[int], *, within_documents: bool
+) -> list[Int[np.ndarray, " t"]]:
+  """Returns what each block leads to: the blocks that it links to, in order.
+
+  With `within_documents`, the other blocks of its document follow.
+  """
+  of_rows = np.asarray(rows, np.int32)
+  found = [corpus.edges(of_rows)]
+  if within_documents:
+    found.append(corpus.siblings(of_rows))
+  parts = [np.split(one.targets, one.offsets[1:])[:-1] for one in found]
+  return [np.concatenate(own) for own in zip(*parts, strict=True)]
