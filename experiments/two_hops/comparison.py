@@ -23,9 +23,10 @@ from realm_jax.storage.json_files import write_json
 _GIN = Path("experiments/gin")
 # After each recipe of the demo.
 _LENGTHS = str(_GIN / "two_hops/lengths.gin")
-# All questions for training; of two hops and of one for the evaluation.
+# Questions for training and for the evaluation: with those of two hops, and of
+# one hop alone.
 _TRAIN, _CHAINS = "chains-all", "chains-test"
-_TRAIN_SINGLE, _SINGLE = "questions-train", "questions-test"
+_TRAIN_SINGLE, _SINGLE = "chains-one", "questions-test"
 _COLUMNS = ("path_recall", "exact_match", "exact_match_one_hop", "cpu_seconds")
 
 
