@@ -6,21 +6,31 @@ import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import Line, Scores
+from realm_jax.evaluation.word_memory import WordMemory, null_states
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
+from realm_jax.objectives.masked_lm import knn_lm
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
-from realm_jax.training.encoder_inputs import PackingLayout
+from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
 from realm_jax.training.stages.stage import Stage, StepBatch
+
+# λ and τ of a memory, of which the best are taken; the first uses none of it.
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_TEMPERATURES = (0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
+_GRID = ((0.0, 1.0), *itertools.product(_SHARES, _TEMPERATURES))
 
 
 def evaluate_masked_lm(
@@ -30,6 +40,9 @@ def evaluate_masked_lm(
   stage: Stage,
   num_batches: PositiveInt = 32,
   output_dir: epath.PathLike | None = None,
+  memory: epath.PathLike | None = None,
+  memory_index: IndexConfig | str = "exact",
+  num_neighbors: PositiveInt = 1024,
 ) -> Figures:
   """Fills in masked words from retrieved blocks.
 
@@ -48,27 +61,35 @@ def evaluate_masked_lm(
     num_batches: Number of batches.
     output_dir: Directory of `metrics.json`, in which an evaluation that was
       killed goes on; None writes nothing.
+    memory: Directory of `realm_jax.build_memory`, which is mixed with p(y|x). λ
+      and τ are chosen on half of the blocks, and measured on the others.
+    memory_index: Index over its keys: its settings, or the name of its kind.
+    num_neighbors: Number of its keys that are used for a word.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
   retrieval = stage.retrieval
+  configs = {"config": config, "data": data, "stage": stage}
+  of_memory = {"memory_index": memory_index, "num_neighbors": num_neighbors}
   shard = EvaluationShard(
-    output_dir, config=config, data=data, stage=stage, num_batches=num_batches
+    output_dir, **configs, **of_memory, num_batches=num_batches
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None
   )
-  measure = sharding.jit_on_mesh(
-    weighted_loss,
-    stage,
-    run.components,
-    PackingLayout(run.mesh),
-    mesh=run.mesh,
-    out_shardings=sharding.replicated(run.mesh),
+  measure, on_grid = (
+    sharding.jit_on_mesh(
+      *(function, stage, run.components, PackingLayout(run.mesh)),
+      mesh=run.mesh,
+      out_shardings=sharding.replicated(run.mesh),
+    )
+    for function in (weighted_loss, _on_grid)
   )
+  words = None if memory is None else WordMemory(memory, run, memory_index)
   context = run.stage_context(retrieval)
-  parts = shard.open_parts(run, data.question_paths, _sums)
+  inputs = [*data.question_paths, *([] if memory is None else [memory])]
+  parts = shard.open_parts(run, inputs, _sums)
   # Batches that are done before this one.
   (done,) = parts.state or (0,)
   with shard.batches(data) as stream, Progress("sentences") as progress:
@@ -82,7 +103,20 @@ def evaluate_masked_lm(
       loss, metrics = jax.device_get(measure(run.params, placed))
       # Of each metric the total and its weight.
       averages = {"loss": loss, **metrics}
-      line = {n: np.asarray(a).tolist() for n, a in averages.items()}
+      if words is not None:
+        sources = batch.array("source_hash")
+        states = null_states(run, made.query, made.masks.positions)
+        near = words.nearest(states, sources, num_neighbors)
+        near = sharding.to_devices(near, run.mesh)
+        scored = jax.device_get(on_grid(run.params, placed, *near))
+        # λ and τ are chosen on the first half.
+        halves = np.stack([sources % 2 == 0, sources % 2 == 1])
+        weights = halves[..., None] * made.masks.weights
+        totals = np.einsum("grabm,hbm->hgra", scored, weights)
+        averages["memory"] = totals, weights.sum(axis=(1, 2))
+      line = {
+        n: [np.asarray(x).tolist() for x in a] for n, a in averages.items()
+      }
       place = number * shard.agreement.count + shard.agreement.index
       parts.add({place: line}, [number + 1])
       progress.advance(len(made.query))
@@ -96,7 +130,10 @@ def evaluate_masked_lm(
 
 
 def _sums(lines: Sequence[Line]) -> Scores:
-  """Returns the total and the weight of each metric in each batch."""
+  """Returns the total and the weight of each metric in each batch.
+
+  Those of a memory are arrays: see `_of_memory`.
+  """
   return {
     f"{name} {part}": np.array([line[name][i] for line in lines])
     for name in lines[0]
@@ -106,6 +143,8 @@ def _sums(lines: Sequence[Line]) -> Scores:
 
 def _figures(sums: Scores) -> Figures:
   """Returns the metrics of all batches, and the perplexities."""
+  sums, own = dict(sums), [f"memory {part}" for part in ("total", "weight")]
+  of_memory = [sums.pop(name).sum(axis=0) for name in own if name in sums]
   totals = {name: float(values.sum()) for name, values in sums.items()}
   names = [n.removesuffix(" total") for n in totals if n.endswith(" total")]
   means = {
@@ -124,7 +163,59 @@ def _figures(sums: Scores) -> Figures:
     for name in averages
     if name in means
   }
-  return {**means, **counts}
+  found: Figures = {**means, **counts}
+  return found | _of_memory(*of_memory) if of_memory else found
+
+
+def _of_memory(
+  totals: Float[np.ndarray, "2 g 2 2"], weights: Float[np.ndarray, "2"]
+) -> Figures:
+  """Returns figures of the second half, by the best λ and τ of the first.
+
+  The totals are of log p and of hits, by the null block and by all candidates,
+  at each point of the grid, in each half.
+  """
+  figures: Figures = {"num_masks_memory": int(weights[1])}
+  for reader, suffix in enumerate(("_null", "")):
+    best = int(np.argmax(totals[0, :, reader, 0]))
+    names = f"memory_share{suffix}", f"memory_temperature{suffix}"
+    figures |= zip(names, _GRID[best], strict=True)
+    for name, point in (("without_memory", 0), ("with_memory", best)):
+      means = totals[1, point, reader] / max(weights[1], 1)
+      figures[f"perplexity{suffix}_{name}"] = math.exp(-means[0])
+      figures[f"masked_accuracy{suffix}_{name}"] = float(means[1])
+  return figures
+
+
+def _on_grid(
+  stage: Stage,
+  components: Components,
+  layout: PackingLayout,
+  params: Params,
+  batch: StepBatch,
+  scores: Float[Array, "b m k"],
+  words: Int[Array, "b m k"],
+) -> Float[Array, "g 2 2 b m"]:
+  """Returns log p and hits by the null block, and by all candidates."""
+  encoders, masks = stage.encoders(components, params, None), batch.masks
+
+  def log_probs(inputs: EncoderInputs) -> list[Float[Array, "b m v"]]:
+    given = inputs.reader, masks.positions, masks.token_ids
+    logits = encoders.apply("reader", *given, method="token_logits")
+    prior = jax.nn.log_softmax(encoders.candidate_scores(inputs))
+    by_block = jax.nn.log_softmax(logits)
+    joint = prior[..., None, None] + by_block
+    return [by_block[:, 0], jax.nn.logsumexp(joint, axis=1)]
+
+  make = functools.partial(stage.inputs, components)
+  read = layout.with_inputs(make, batch, log_probs)
+
+  def at(point: Float[Array, "2"]) -> Float[Array, "2 2 b m"]:
+    own = functools.partial(knn_lm, share=point[0], temperature=point[1])
+    mixed = jax.vmap(own)
+    return jnp.array([mixed(p, scores, words, masks.token_ids) for p in read])
+
+  return jax.lax.map(at, jnp.array(_GRID))
 
 
 def weighted_loss(
