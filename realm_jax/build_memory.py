@@ -1,37 +1,22 @@
-"""Builds a memory of masked words: `python -m realm_jax.build_memory`.
+"""Builds a memory of masked words, as gin/runs/build_memory.gin describes.
 
-    python -m realm_jax.build_memory --model_dir=runs/realm --output_dir=memory
-
-gin/runs/build_memory.gin says what it is for, and how it is evaluated.
+python -m realm_jax.build_memory --model_dir=… --gin.OUTPUT_DIR=memory
 """
 
 from collections.abc import Sequence
 
-from absl import flags
-
 from realm_jax.configuration import command_line
 
-_OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", None, "Directory to make.", required=True
-)
-_EXTEND = flags.DEFINE_string(
-  "extend", None, "Memory of the run whose keys are kept: blocks are added."
-)
+command_line.define_run_flags()
 
 
 def main(argv: Sequence[str]) -> None:
   """Calls `word_memory.build_memory` as gin configures it."""
   del argv
-  build = command_line.configured(
-    "realm_jax.evaluation.word_memory:build_memory",
-    recipe="gin/runs/build_memory.gin",
-    output_dir=_OUTPUT_DIR.value,
-    extend=_EXTEND.value,
-  )
-  from realm_jax.partitioning.agreement import Agreement
-
-  Agreement("memory").on_process_0("memory", lambda: print(build()))
+  place = "realm_jax.evaluation.word_memory:build_memory"
+  recipe = "gin/runs/build_memory.gin"
+  print(command_line.configured(place, recipe=recipe)())
 
 
 if __name__ == "__main__":
-  command_line.run(main, on_devices=True)
+  command_line.run(main)

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,11 @@ from etils import epath
 from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import Line, Scores
-from realm_jax.evaluation.word_memory import WordMemory, null_states
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.evaluation.word_memory import WordMemory
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
@@ -28,7 +29,7 @@ from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
 from realm_jax.training.stages.stage import Stage, StepBatch
 
 # λ and τ of a memory, of which the best are taken; the first uses none of it.
-_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.99)
 _TEMPERATURES = (0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 _GRID = ((0.0, 1.0), *itertools.product(_SHARES, _TEMPERATURES))
 
@@ -41,8 +42,6 @@ def evaluate_masked_lm(
   num_batches: PositiveInt = 32,
   output_dir: epath.PathLike | None = None,
   memory: epath.PathLike | None = None,
-  memory_index: IndexConfig | str = "exact",
-  num_neighbors: PositiveInt = 1024,
 ) -> Figures:
   """Fills in masked words from retrieved blocks.
 
@@ -61,35 +60,31 @@ def evaluate_masked_lm(
     num_batches: Number of batches.
     output_dir: Directory of `metrics.json`, in which an evaluation that was
       killed goes on; None writes nothing.
-    memory: Directory of `realm_jax.build_memory`, which is mixed with p(y|x). λ
-      and τ are chosen on half of the blocks, and measured on the others.
-    memory_index: Index over its keys: its settings, or the name of its kind.
-    num_neighbors: Number of its keys that are used for a word.
+    memory: Memory that is mixed with p(y|x), as `realm_jax.build_memory` wrote
+      it. λ and τ are chosen on half of the blocks, and measured on the others.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
   retrieval = stage.retrieval
-  configs = {"config": config, "data": data, "stage": stage}
-  of_memory = {"memory_index": memory_index, "num_neighbors": num_neighbors}
+  given = {"num_batches": num_batches, "memory": memory}
   shard = EvaluationShard(
-    output_dir, **configs, **of_memory, num_batches=num_batches
+    output_dir, config=config, data=data, stage=stage, **given
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None
   )
-  measure, on_grid = (
-    sharding.jit_on_mesh(
-      *(function, stage, run.components, PackingLayout(run.mesh)),
-      mesh=run.mesh,
-      out_shardings=sharding.replicated(run.mesh),
-    )
-    for function in (weighted_loss, _on_grid)
+  everywhere = sharding.replicated(run.mesh)
+  compiled = functools.partial(
+    sharding.jit_on_mesh, mesh=run.mesh, out_shardings=everywhere
   )
-  words = None if memory is None else WordMemory(memory, run, memory_index)
+  own = stage, run.components, PackingLayout(run.mesh)
+  measure, on_grid = compiled(weighted_loss, *own), compiled(_on_grid, *own)
+  if memory is not None and not stage.null_block:
+    raise RealmError("a memory is of the null block; set NULL_BLOCK = True")
+  words = None if memory is None else WordMemory(memory, run)
   context = run.stage_context(retrieval)
-  inputs = [*data.question_paths, *([] if memory is None else [memory])]
-  parts = shard.open_parts(run, inputs, _sums)
+  parts = shard.open_parts(run, data.question_paths, _sums)
   # Batches that are done before this one.
   (done,) = parts.state or (0,)
   with shard.batches(data) as stream, Progress("sentences") as progress:
@@ -104,19 +99,16 @@ def evaluate_masked_lm(
       # Of each metric the total and its weight.
       averages = {"loss": loss, **metrics}
       if words is not None:
-        sources = batch.array("source_hash")
-        states = null_states(run, made.query, made.masks.positions)
-        near = words.nearest(states, sources, num_neighbors)
+        masks, sources = made.masks, batch.array("source_hash")
+        near = words.nearest(made.query, masks.positions, sources)
         near = sharding.to_devices(near, run.mesh)
         scored = jax.device_get(on_grid(run.params, placed, *near))
-        # λ and τ are chosen on the first half.
-        halves = np.stack([sources % 2 == 0, sources % 2 == 1])
-        weights = halves[..., None] * made.masks.weights
+        # λ and τ are chosen on one half of the blocks.
+        is_half = sources % 2 == np.arange(2)[:, None]
+        weights = is_half[..., None] * masks.weights
         totals = np.einsum("grabm,hbm->hgra", scored, weights)
         averages["memory"] = totals, weights.sum(axis=(1, 2))
-      line = {
-        n: [np.asarray(x).tolist() for x in a] for n, a in averages.items()
-      }
+      line = jax.tree.map(lambda a: np.asarray(a).tolist(), averages)
       place = number * shard.agreement.count + shard.agreement.index
       parts.add({place: line}, [number + 1])
       progress.advance(len(made.query))
@@ -130,10 +122,7 @@ def evaluate_masked_lm(
 
 
 def _sums(lines: Sequence[Line]) -> Scores:
-  """Returns the total and the weight of each metric in each batch.
-
-  Those of a memory are arrays: see `_of_memory`.
-  """
+  """Returns the total and the weight of each metric in each batch."""
   return {
     f"{name} {part}": np.array([line[name][i] for line in lines])
     for name in lines[0]
@@ -143,9 +132,8 @@ def _sums(lines: Sequence[Line]) -> Scores:
 
 def _figures(sums: Scores) -> Figures:
   """Returns the metrics of all batches, and the perplexities."""
-  sums, own = dict(sums), [f"memory {part}" for part in ("total", "weight")]
-  of_memory = [sums.pop(name).sum(axis=0) for name in own if name in sums]
-  totals = {name: float(values.sum()) for name, values in sums.items()}
+  totals: Any = {n: values.sum(axis=0).tolist() for n, values in sums.items()}
+  own = [totals.pop(f"memory {part}", None) for part in ("total", "weight")]
   names = [n.removesuffix(" total") for n in totals if n.endswith(" total")]
   means = {
     n: totals[f"{n} total"] / (totals[f"{n} weight"] or 1) for n in names
@@ -163,8 +151,8 @@ def _figures(sums: Scores) -> Figures:
     for name in averages
     if name in means
   }
-  found: Figures = {**means, **counts}
-  return found | _of_memory(*of_memory) if of_memory else found
+  of_memory = {} if own[0] is None else _of_memory(*map(np.array, own))
+  return {**means, **counts, **of_memory}
 
 
 def _of_memory(
@@ -172,8 +160,7 @@ def _of_memory(
 ) -> Figures:
   """Returns figures of the second half, by the best λ and τ of the first.
 
-  The totals are of log p and of hits, by the null block and by all candidates,
-  at each point of the grid, in each half.
+  The axes of totals: half, grid, null block or all candidates, log p or hits.
   """
   figures: Figures = {"num_masks_memory": int(weights[1])}
   for reader, suffix in enumerate(("_null", "")):
@@ -209,13 +196,12 @@ def _on_grid(
 
   make = functools.partial(stage.inputs, components)
   read = layout.with_inputs(make, batch, log_probs)
-
-  def at(point: Float[Array, "2"]) -> Float[Array, "2 2 b m"]:
-    own = functools.partial(knn_lm, share=point[0], temperature=point[1])
-    mixed = jax.vmap(own)
-    return jnp.array([mixed(p, scores, words, masks.token_ids) for p in read])
-
-  return jax.lax.map(at, jnp.array(_GRID))
+  mixed = jax.vmap(knn_lm, in_axes=(0, 0, 0, 0, None, None))
+  given = scores, words, masks.token_ids
+  return jax.lax.map(
+    lambda point: jnp.array([mixed(p, *given, *point) for p in read]),
+    jnp.array(_GRID),
+  )
 
 
 def weighted_loss(

@@ -1,16 +1,17 @@
 """A memory without text: states at masked words, and the words (kNN-LM).
 
-    manifest.json    checkpoint and vocabulary; the record of keys.bin
+    manifest.json    checkpoint and vocabulary, index, and record of keys.bin
     keys.bin         of each masked word: its state (unit vector, float16), its
                      id, and the content hash of its block
 
-Each salient span is masked in turn, and read beside the null block: keys depend
-on no index. They are the states that enter the masked-LM head; the paper's, the
-inputs of the last feed-forward layer, are not in every encoder.
+States are read beside the null block: no index changes them. They are those
+that enter the masked-LM head; not every encoder has the paper's, the inputs of
+its last feed-forward layer.
 """
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,91 +20,65 @@ from jaxtyping import Array, Float, Float32, Int, Int64
 
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
-from realm_jax.indexes.protocol import (
-  Blocks,
-  IndexConfig,
-  QueryBatch,
-  as_config,
-)
+from realm_jax.indexes.protocol import Blocks, QueryBatch, as_config
 from realm_jax.inputs.batch import padded
 from realm_jax.inputs.config import TaskContext
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
-from realm_jax.settings import PositiveInt
 from realm_jax.snapshots.manifest import from_checked_json, to_checked_json
-from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.paths import read_bytes
-from realm_jax.storage.staging import FileRecord, StagedFiles
+from realm_jax.storage.staging import FileRecord, StagedFiles, sha256_of
 from realm_jax.weights.importing import new_directory
 
 _MANIFEST, _KEYS, _FORMAT_VERSION = "manifest.json", "keys.bin", 1
+_BATCH, _NUM_NEIGHBORS = 256, 1024
 
 
 class WordMemory:
-  """The memory of a run, verified, and in an index.
-
-  Its `records`, memory-mapped, have a `key`, a `word` and a `source` each.
+  """The memory of a run: its `records` of `key`, `word` and `source`.
 
   Raises:
     RealmError: It is missing, damaged, or of another checkpoint or vocabulary.
   """
 
-  def __init__(
-    self,
-    directory: epath.PathLike,
-    run: TrainedRun,
-    index: IndexConfig | str = "exact",
-  ):
-    folder, problem = epath.Path(directory), "has no memory"
+  def __init__(self, directory: epath.PathLike, run: TrainedRun):
+    folder, own = epath.Path(directory), _owner(run)
     try:
       manifest = from_checked_json(read_bytes(folder / _MANIFEST))
-      for name, value in _owner(run).items():
-        if manifest[name] != value:
-          problem = f"is a memory of another {name}"
-          raise RealmError(f"{manifest[name]}, and {run!r} has {value}")
+      if others := [name for name in own if manifest[name] != own[name]]:
+        raise RealmError(f"it is of another {' and '.join(others)}")
       file = StagedFiles(folder, [FileRecord(**manifest["keys"])]).get([_KEYS])
       self.records = np.memmap(file / _KEYS, _dtype(run), mode="r")
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise RealmError(
-        f"{folder} {problem} ({error}); build one of this run with `python -m "
-        "realm_jax.build_memory`"
+        f"{folder} has no memory of {run!r}: {error}; build one with `python "
+        "-m realm_jax.build_memory`"
       ) from error
-    keys = Blocks(len(self.records), self.records["key"], mesh=run.mesh)
-    self._index = as_config(index).build(keys)
+    self._run, keys = run, self.records["key"]
+    _, counts = np.unique(self.records["source"], return_counts=True)
+    self._num_found = min(_NUM_NEIGHBORS + int(counts.max()), len(keys))
+    blocks = Blocks(len(keys), keys, mesh=run.mesh)
+    self._index = as_config(manifest["index"]).build(blocks)
 
   def nearest(
     self,
-    states: Float32[np.ndarray, "b m d"],
+    query: Int[np.ndarray, "b q"],
+    positions: Int[np.ndarray, "b m"],
     own: Int64[np.ndarray, " b"],
-    k: int,
   ) -> tuple[Float32[np.ndarray, "b m k"], Int[np.ndarray, "b m k"]]:
-    """Returns scores and words of the k nearest keys, or of all.
+    """Returns scores and words of the nearest keys of each mask.
 
-    Those of a query's `own` block are left out, with a score of −∞.
+    At least 1,024, if there are, are not of a query's `own` block, whose keys
+    have a score of −∞.
     """
-    sources, (*shape, dim) = self.records["source"], states.shape
-    most = int(np.unique(sources, return_counts=True)[1].max())
-    queries = QueryBatch.of_vectors(states.reshape(-1, dim))
-    found = self._index.search(queries, min(k + most, len(sources)))
-    rows, scores = (a.reshape(*shape, -1) for a in (found.rows, found.scores))
-    is_own = sources[rows] == own[:, None, None]
-    scores = np.where(is_own, np.float32(-np.inf), scores)
-    best = np.argsort(-scores, axis=-1, kind="stable")[..., :k]
-    words = self.records["word"][np.take_along_axis(rows, best, axis=-1)]
-    return np.take_along_axis(scores, best, axis=-1), words
-
-
-def _dtype(run: TrainedRun) -> np.dtype:
-  key = ("key", "<f2", (_reader(run).bert.hidden_size,))
-  return np.dtype([key, ("word", "<i4"), ("source", "<i8")])
-
-
-def _reader(run: TrainedRun) -> BertReader:
-  run.require_kind(SENTENCE)
-  if isinstance(reader := run.require_reader(), BertReader):
-    return reader
-  raise RealmError(f"{run!r} has no BERT as its reader, whose states are keys")
+    states = null_states(self._run, query, positions)
+    queries = QueryBatch.of_vectors(states.reshape(-1, states.shape[-1]))
+    found = self._index.search(queries, self._num_found)
+    rows = found.rows.reshape(*positions.shape, -1)
+    is_own = self.records["source"][rows] == own[:, None, None]
+    scores = np.where(is_own, -np.inf, found.scores.reshape(rows.shape))
+    return scores.astype(np.float32), self.records["word"][rows]
 
 
 def _owner(run: TrainedRun) -> dict[str, str | int]:
@@ -113,17 +88,24 @@ def _owner(run: TrainedRun) -> dict[str, str | int]:
   return {"format_version": _FORMAT_VERSION, **own}
 
 
+def _dtype(run: TrainedRun) -> np.dtype:
+  run.require_kind(SENTENCE)
+  reader: Any = run.require_reader()
+  key = ("key", "<f2", (reader.bert.hidden_size,))
+  return np.dtype([key, ("word", "<i4"), ("source", "<i8")])
+
+
 def build_memory(
   *,
   config: RunConfig,
   data: TaskContext,
   output_dir: epath.PathLike,
   extend: epath.PathLike | None = None,
-  batch_size: PositiveInt = 256,
+  index: str = "exact",
 ) -> str:
-  """Stores states at masked words; returns a line that says how many.
+  """Masks each salient span in turn, and stores the states at its words.
 
-  Blocks with the same text are read once.
+  Blocks with the same text are read once. Returns a line for people.
 
   Args:
     config: Run of pre-training.
@@ -131,26 +113,22 @@ def build_memory(
     output_dir: Directory to make; it appears complete or not at all.
     extend: Memory of the run whose keys are kept, but for blocks that the
       corpus lacks by now. Only the other blocks are read.
-    batch_size: Number of masked sentences that are read at once.
-
-  Raises:
-    RealmError: There are files in `output_dir`, the run fills in no words, or
-      the memory is of another run; the message says which.
+    index: Kind of index by which keys are searched.
   """
-  run = TrainedRun.load(config, max_batch=batch_size)
+  run, kind = TrainedRun.load(config, max_batch=_BATCH), as_config(index).kind
   corpus, old = data.examples, np.zeros(0, _dtype(run))
   if extend is not None:
     old = WordMemory(extend, run).records
   hashes = corpus.content_hashes[: corpus.num_blocks - data.held_out_blocks]
   hashes, rows = np.unique(hashes, return_index=True)
-  rows = np.sort(rows[~np.isin(hashes, old["source"])])
-  spans = (s for row in rows.tolist() for s in masked_spans(data, row, config))
+  rows = np.sort(rows[~np.isin(hashes, old["source"])]).tolist()
 
   def records() -> Iterator[np.ndarray]:
-    for start in range(0, len(old), batch_size):
-      part = old[start : start + batch_size]
+    for start in range(0, len(old), _BATCH):
+      part = old[start : start + _BATCH]
       yield part[np.isin(part["source"], hashes)]
-    while batch := [*itertools.islice(spans, batch_size)]:
+    spans = (span for row in rows for span in masked_spans(data, row, config))
+    while batch := [*itertools.islice(spans, _BATCH)]:
       *arrays, source = zip(*batch, strict=True)
       sizes = config.query_length, config.max_masks, config.max_masks
       query, positions, words = (
@@ -165,13 +143,12 @@ def build_memory(
       yield read
 
   with new_directory(output_dir) as folder:
-    with atomic_file(folder / _KEYS) as path:
-      with path.open("wb") as file:
-        file.writelines(part.tobytes() for part in records())
-      keys = FileRecord.of(path, _KEYS)
-    manifest = {"corpus": corpus.fingerprint, "keys": vars(keys)}
-    with atomic_text_file(folder / _MANIFEST) as text:
-      text.write(to_checked_json({**_owner(run), **manifest}))
+    with (path := folder / _KEYS).open("wb") as file:
+      file.writelines(part.tobytes() for part in records())
+    keys = FileRecord(_KEYS, path.stat().length, sha256_of(path))
+    manifest = {**_owner(run), "corpus": corpus.fingerprint, "index": kind}
+    text = to_checked_json({**manifest, "keys": vars(keys), "step": run.step})
+    (folder / _MANIFEST).write_text(text)
   number = keys.size // old.itemsize
   return f"{number} masked words; {len(rows)} blocks were read"
 
@@ -184,19 +161,19 @@ def masked_spans(
   These are query, positions and ids of masked words, and the block's hash.
   """
   corpus, block = data.examples, data.examples.block(row)
-  words, room = corpus.vocabulary, config.query_length - 2
-  kinds = [corpus.span_kinds[kind] for kind in block.salient_span_kinds]
-  for (start, limit), kind in zip(block.salient_spans, kinds, strict=True):
+  words, body = corpus.vocabulary, block.body_token_ids
+  spans = np.c_[block.salient_spans, block.salient_span_kinds].tolist()
+  for start, limit, kind in spans:
     number = np.count_nonzero(block.sentences[:, 0] <= start) - 1
     first, last = block.sentences[number]
-    if kind in data.unmasked_span_kinds or limit - first > room:
+    last = min(last, first + config.query_length - 2)
+    if limit > last or corpus.span_kinds[kind] in data.unmasked_span_kinds:
       continue
-    tokens = block.body_token_ids[first:last].copy()
-    tokens[start - first : limit - first] = words.mask_id
-    query = np.array([words.cls_id, *tokens[:room], words.sep_id])
+    masked = [words.mask_id] * (limit - start)
+    tokens = [*body[first:start], *masked, *body[limit:last]]
     scored = np.arange(start, min(limit, start + config.max_masks))
-    targets = block.body_token_ids[scored]
-    yield query, 1 + scored - first, targets, corpus.content_hashes[row]
+    query = np.array([words.cls_id, *tokens, words.sep_id])
+    yield query, 1 + scored - first, body[scored], corpus.content_hashes[row]
 
 
 def null_states(
@@ -205,26 +182,21 @@ def null_states(
   positions: Int[np.ndarray, "n m"],
 ) -> Float32[np.ndarray, "n m d"]:
   """Returns the states at masks, beside the null block, as unit vectors."""
-  tokens = np.pad(query, ((0, 0), (0, 1)))
-  # Of the null block, [SEP] alone follows the query.
-  tokens[np.arange(len(query)), np.count_nonzero(query, axis=1)] = (
-    run.vocabulary.sep_id
-  )
-  arrays = {"tokens": tokens, "positions": positions}
-  return run.compute(_states, _reader(run), run.params["reader"], **arrays)
+  reader, params = run.require_reader(), run.params["reader"]
+  return run.compute(_states, reader, params, query=query, positions=positions)
 
 
 def _states(
   reader: BertReader,
   params: Params,
-  tokens: Int[Array, "b l"],
+  query: Int[Array, "b q"],
   positions: Int[Array, "b m"],
 ) -> Float[Array, "b m d"]:
-  inputs = sequences.padded(tokens)
-
-  def at_masks(reader: BertReader) -> Float[Array, "b m d"]:
-    return sequences.gather(inputs, reader.encoder(inputs), positions)
-
-  states = reader.apply({"params": params}, method=at_masks)
-  states = states.astype(jnp.float32)
+  # Of the null block, [SEP] alone follows the query.
+  ends = jnp.sum(query > 0, axis=1, keepdims=True)
+  tokens = jnp.pad(query, ((0, 0), (0, 1)))
+  is_end = jnp.arange(tokens.shape[1])[None, :] == ends
+  inputs = sequences.padded(jnp.where(is_end, reader.separator_id, tokens))
+  hidden = reader.apply({"params": params}, method=lambda r: r.encoder(inputs))
+  states = sequences.gather(inputs, hidden, positions).astype(jnp.float32)
   return states / jnp.linalg.norm(states, axis=-1, keepdims=True)

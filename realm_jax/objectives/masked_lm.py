@@ -167,13 +167,12 @@ def knn_lm(
   scores: Float[AnyArray, "n k"],
   words: Int[AnyArray, "n k"],
   targets: Int[AnyArray, " n"],
-  *,
   share: float | Float[Array, ""],
   temperature: float | Float[Array, ""],
 ) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
   """Returns log p of the targets, and whether each is the likeliest word.
 
-  p = λ p_kNN + (1 − λ) p_LM, and p_kNN(y) ∝ Σᵢ 1[wordᵢ = y] exp(scoreᵢ / τ),
+  p = λ p_kNN + (1 − λ) p_LM, where p_kNN(y) ∝ Σᵢ 1[wordᵢ = y] exp(scoreᵢ / τ),
   for the `share` λ and the `temperature` τ (Khandelwal et al. 2020, arXiv
   1911.00172). A score of −∞ is no key's, and without keys λ is 0.
   """

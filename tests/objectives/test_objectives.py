@@ -266,12 +266,10 @@ def test_words_of_keys_are_mixed_in():
         mixed[word] += share * weight / weights.sum()
     expected.append(np.log(mixed[targets[row]]))
     best.append(np.argmax(mixed) == targets[row])
-  settings = {"share": share, "temperature": temperature}
-  found, hits = knn_lm(log_probs, scores, words, targets, **settings)
+  given = log_probs, scores, words, targets
+  found, hits = knn_lm(*given, share, temperature)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   assert hits.tolist() == best
-  found, hits = knn_lm(
-    log_probs, scores, words, targets, **settings | {"share": 0.0}
-  )
+  found, hits = knn_lm(*given, 0.0, temperature)
   assert (found == log_probs[np.arange(n), targets]).all()
   assert (hits == (log_probs.argmax(axis=1) == targets)).all()
