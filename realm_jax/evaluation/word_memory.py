@@ -48,6 +48,7 @@ class WordMemory:
       manifest = from_checked_json(read_bytes(folder / _MANIFEST))
       if others := [name for name in own if manifest[name] != own[name]]:
         raise RealmError(f"it is of another {' and '.join(others)}")
+      index = as_config(manifest["index"])
       file = StagedFiles(folder, [FileRecord(**manifest["keys"])]).get([_KEYS])
       self.records = np.memmap(file / _KEYS, _dtype(run), mode="r")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,8 +59,7 @@ class WordMemory:
     self._run, keys = run, self.records["key"]
     _, counts = np.unique(self.records["source"], return_counts=True)
     self._num_found = min(_NUM_NEIGHBORS + int(counts.max()), len(keys))
-    blocks = Blocks(len(keys), keys, mesh=run.mesh)
-    self._index = as_config(manifest["index"]).build(blocks)
+    self._index = index.build(Blocks(len(keys), keys, mesh=run.mesh))
 
   def nearest(
     self,
