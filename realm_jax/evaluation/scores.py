@@ -18,8 +18,8 @@ from realm_jax.console import figures_table
 PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 # A line of one of these.
 Line = dict[str, Any]
-# Scores by name, a value for each question; NaN where it has none.
-Scores = Mapping[str, Float[np.ndarray, "_"]]
+# Scores by name, a value for each question, or several; NaN where it has none.
+Scores = Mapping[str, Float[np.ndarray, "_ ..."]]
 _RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
