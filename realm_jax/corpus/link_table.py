@@ -17,7 +17,10 @@ from realm_jax.storage.line_files import lines_of
 
 
 class LinkTable:
-  """The links of a table: 8 bytes of memory for each, and each title once.
+  """The links of a table, in memory.
+
+  While it is read, a line takes 20 bytes, and a title 175: 200 million lines
+  with 10 million titles 6 GB.
 
   Raises:
     InputError: A line is none of a table.
