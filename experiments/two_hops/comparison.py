@@ -106,7 +106,7 @@ def _path_recall(predictions: Path, questions: Path) -> float:
   Of each hop, one document that states its fact has to be read, in whichever
   path.
   """
-  paths = {one["id"]: one["gold_path"] for one in read_lines(questions)}
+  paths = {one["id"]: one["hops"] for one in read_lines(questions)}
   found = []
   for line in read_lines(predictions):
     read = [one["block"] for one in line["evidence"] if one["read"]]

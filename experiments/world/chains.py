@@ -63,15 +63,18 @@ class Chains:
   single: Sequence[Question]
 
   def record(self, question: ChainQuestion) -> dict[str, JsonValue]:
-    """Returns a question as its line of JSON, with its gold path.
+    """Returns a question as its line of JSON, with its paths.
 
-    A path has, for each hop, the ids of the documents that state its fact.
+    `hops` has, for each hop, the documents that state its fact, and `gold_ids`
+    the first of each.
     """
     facts = question.fact, question.second
     names = [self.world.facts[fact].relation.name for fact in facts]
+    hops = [list(self.world.gold_ids[fact]) for fact in facts]
     return question_record(self.world, question) | {
       "relation": " → ".join(names),
-      "gold_path": [list(self.world.gold_ids[fact]) for fact in facts],
+      "gold_ids": [documents[0] for documents in hops],
+      "hops": hops,
     }
 
 
