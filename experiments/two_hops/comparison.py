@@ -42,6 +42,7 @@ class TwoHopSteps(Steps):
     trained = (
       *("inverse_cloze", "reading", "reading_retrieved", "pretrain"),
       *("open_qa", "one_hop_qa", "two_hop_qa"),
+      *("path_retriever", "path_reading"),
     )
     always = dict.fromkeys(trained, seeds)
     super().__init__(folder, recipes, str(folder / CORPUS), always)
@@ -164,10 +165,29 @@ def _two_hop_run(steps: TwoHopSteps) -> Step:
   )
 
 
+def _path_retriever(steps: TwoHopSteps) -> dict[str, float]:
+  """A path retriever and a reader of paths, which learn from gold paths."""
+  start = run(steps.start())
+  gold = {"TRAIN_QUESTIONS": steps.world("chains-gold")}
+  name = "path_retriever"
+  found = steps.train(
+    *(name, name, start, None), steps.first_snapshot(name), **gold
+  )
+  seconds = run_in_cpu_seconds(found)
+  name = "path_reading"
+  made = steps.train(
+    *(name, name, found, start), steps.first_snapshot(name), **gold
+  )
+  seconds += run_in_cpu_seconds(made)
+  figures = steps.figures_of("paths", "eval_paths", made)
+  return figures | {"cpu_seconds": seconds}
+
+
 _SYSTEMS: Mapping[str, tuple[str, Callable[[TwoHopSteps], dict[str, float]]]]
 _SYSTEMS = {
   "start": ("REALM of one hop, from which all start", _start),
   "one_hop": ("REALM of one hop, 12 blocks", _one_hop),
+  "path_retriever": ("PathRetriever, with gold paths", _path_retriever),
   "bm25": ("two rounds of BM25, the reader of two hops", _bm25),
   "two_hops": ("two hops, without gold paths", _two_hops),
 }

@@ -65,15 +65,13 @@ class Chains:
   def record(self, question: ChainQuestion) -> dict[str, JsonValue]:
     """Returns a question as its line of JSON, with its paths.
 
-    `hops` has, for each hop, the documents that state its fact, and `gold_ids`
-    the first of each.
+    `hops` has, for each hop, the documents that state its fact.
     """
     facts = question.fact, question.second
     names = [self.world.facts[fact].relation.name for fact in facts]
     hops = [list(self.world.gold_ids[fact]) for fact in facts]
     return question_record(self.world, question) | {
       "relation": " → ".join(names),
-      "gold_ids": [documents[0] for documents in hops],
       "hops": hops,
     }
 
@@ -105,10 +103,11 @@ def add_chains(world: World, config: ChainConfig, *, seed: int) -> Chains:
 
 
 def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
-  """Writes `chains-SPLIT.jsonl`, and two mixtures for training.
+  """Writes `chains-SPLIT.jsonl`, and mixtures for training, in random order.
 
   `chains-one.jsonl` has all training questions of one hop, about people and
-  companies, and `chains-all.jsonl` those of two hops as well, in random order.
+  companies, and `chains-all.jsonl` those of two hops as well. The lines of
+  `chains-gold.jsonl` are the same with each of their paths.
   """
   rows: dict[str, list[Any]] = {}
   for split, questions in chains.questions.items():
@@ -117,9 +116,14 @@ def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
   for question in (*chains.world.questions["train"], *chains.single):
     rows.setdefault("one", []).append(question_record(chains.world, question))
   rows["all"] = [*rows["one"], *rows["train"]]
+  rows["gold"] = [
+    {**row, "gold_ids": path}
+    for row in rows["all"]
+    for path in itertools.product(*row.get("hops", [row["documents"]]))
+  ]
   for name, group in rows.items():
     order = np.arange(len(group))
-    if name in ("one", "all"):
+    if name not in chains.questions:
       order = generator.permutation(len(group))
     with json_lines(folder / f"chains-{name}.jsonl") as write:
       for place in order.tolist():
