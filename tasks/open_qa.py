@@ -58,7 +58,7 @@ def ask(
       "answers": record["answers"],
       "answer_tokens": answers[:, :longest],
       "answer_kind": tf.constant(answer_kind),
-      "gold": record["gold"],
+      "gold": record.get("gold", tf.zeros([0], tf.string)),
     }
 
   return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)

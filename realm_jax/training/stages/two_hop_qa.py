@@ -22,7 +22,7 @@ from realm_jax.models.packing import TokenSequences
 from realm_jax.models.sequences import PAD_ID, joined_blocks
 from realm_jax.objectives.open_qa import marginal_log_likelihood, span_loss
 from realm_jax.objectives.weighted import Average, WeightedLoss
-from realm_jax.settings import OfRun, PositiveInt
+from realm_jax.settings import NonNegativeFloat, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
@@ -82,8 +82,9 @@ class TwoHopQa(Stage):
 
   Attributes:
     paths: The two searches, and their beams.
-    num_read: Number of the best paths that the reader reads, by the current
-      parameters.
+    num_read: Number of the best paths that the reader reads.
+    retriever_weight: Weight of the loss of all paths that have an answer. Where
+      many blocks have one by chance, what the reader makes of them says more.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the snapshot's query tower.
   """
@@ -92,6 +93,7 @@ class TwoHopQa(Stage):
     default_factory=TwoHops
   )
   num_read: Annotated[PositiveInt, OfRun()] = 8
+  retriever_weight: NonNegativeFloat = 1.0
   current_queries: bool = True
   needs_answers = True
   num_searches = 2
@@ -252,8 +254,9 @@ class TwoHopQa(Stage):
       batch.is_answer,
     )
     alone = log_p.reshape(second.shape)[..., 0]
+    total = self.retriever_weight * retriever_loss.total + reader.loss.total
     return WeightedLoss(
-      reader.loss._replace(total=retriever_loss.total + reader.loss.total),
+      reader.loss._replace(total=total),
       {
         "retriever_loss": retriever_loss,
         "recall_paths": Average.of(found),
