@@ -99,8 +99,11 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
   gold, facts = {}, fields.get("supporting_facts")
-  pairs = facts if isinstance(facts, list) else []
-  titles = dict.fromkeys(str(p[0]) for p in pairs if isinstance(p, list))
+  titles = dict[str, None]()
+  if isinstance(facts, list) and "gold_ids" not in fields:
+    titles = dict.fromkeys(
+      str(f[0]) for f in facts if isinstance(f, list) and f
+    )
   for name, known in (("gold_ids", []), ("gold_titles", [*titles])):
     values = fields.get(name, known)
     if not isinstance(values, list):
