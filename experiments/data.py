@@ -154,6 +154,8 @@ class GeneratedWorlds:
       "block_length": self.block_length,
       "tagger": _TAGGER,
     }
+    if self.chains is not None:
+      settings["links"] = "mentions"
     flags = [*(("input", path) for path in inputs), *settings.items()]
     given = shlex.join(f"--{flag}={value}" for flag, value in flags)
     print(f"\n$ python -m realm_jax.build_corpus {given}", flush=True)

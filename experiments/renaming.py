@@ -18,8 +18,9 @@ from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
-from realm_jax.training.encoder_inputs import EncoderInputs
+from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
+from realm_jax.training.stages.paths import PathReading, PathRetrieval
 from realm_jax.training.stages.stage import (
   ExampleArrays,
   Features,
@@ -64,15 +65,45 @@ class RenamingOpenQa(OpenQa):
 
 
 class RenamingTwoHopQa(TwoHopQa):
-  """The same, over paths of two blocks."""
+  """Open QA of two hops that exchanges names for the retriever as well.
+
+  A question of two hops shares no name with the block that answers it. Of a few
+  hundred names, a retriever learns by heart which block that is, and finds it
+  without the first one.
+  """
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     made, metrics = super().features(batch, found, context)
-    read = made.read_query, made.read
-    query, paths = _renamed(context.corpus, batch, *read)
-    return made._replace(read_query=query, read=paths), metrics
+    given = made.query, made.hop_queries, made.candidates.tokens, made.read
+    query, hop_queries, tokens, read = _renamed(context.corpus, batch, *given)
+    renamed = {"query": query, "hop_queries": hop_queries, "read": read}
+    candidates = Candidates.of(tokens)
+    made = made._replace(candidates=candidates, read_query=query, **renamed)
+    return made, metrics
+
+
+class RenamingPathRetrieval(PathRetrieval):
+  """Training of a path retriever that exchanges names."""
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
+    return made._replace(query=query, blocks=blocks), metrics
+
+
+class RenamingPathReading(PathReading):
+  """Training of a reader of paths that exchanges names."""
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    query, paths = _renamed(context.corpus, batch, made.query, made.paths)
+    return made._replace(query=query, paths=paths), metrics
 
 
 class RenamingTextToText(TextToText):

@@ -18,6 +18,7 @@ COMMANDS = {
   "build_index": "Builds search indexes, once or while a run trains.",
   "launch.xm_launch": "Starts all jobs of a run, here or on a cluster.",
   "precompile": "Says whether a run fits a TPU slice, without one.",
+  "build_memory": "Stores the masked words of a corpus (kNN-LM).",
   "evaluate": "Evaluates a run on questions or masked sentences.",
   "compare": "Compares evaluations, question by question.",
   "ask": "Answers questions.",

@@ -3,8 +3,8 @@
     python -m realm_jax.build_corpus --input='text/*.jsonl' \\
       --output_dir=corpus --vocab=vocab.txt
 
-Each line is `{"title": …, "text": …}`, with optional `id`, `url` and
-`language`; the title may be missing, and files compressed (.gz, .bz2, .xz,
+Each line is `{"title": …, "text": …}`, with optional `id`, `url`, `language`
+and `links`; the title may be missing, and files compressed (.gz, .bz2, .xz,
 .zst). The corpus appears complete or not at all, and a summary counts what was
 cut or skipped. Other inputs, which docs/training.md describes, are
 
@@ -15,6 +15,7 @@ cut or skipped. Other inputs, which docs/training.md describes, are
     --input=tfds:salient_span_wikipedia/documents     each row is a block
     --input=tfds:wikipedia/20230601.en:train          articles
     --input=seqio:MODULE:TASK[:SPLIT]
+    --input=hotpot_train_v1.1.json    the paragraphs of HotpotQA's questions
 
 `--workers=16` uses 16 processes of this machine, and `--runner=DirectRunner`,
 or DataflowRunner, FlinkRunner or SparkRunner with `--pipeline_options`, Apache

@@ -11,6 +11,8 @@
                              all aliases of an answer are right
     entity_questions         about entities, from Wikidata, one relation a file
                              (Sciavolino et al. 2021, arXiv 2109.08535)
+    hotpot_qa        that need two articles, which are named
+                     (Yang et al. 2018, arXiv 1809.09600)
 
 What NQ-open, SQuAD and TriviaQA publish as their development sets is the
 field's test set. Lee et al. did not release how they divided SQuAD's and
@@ -154,6 +156,7 @@ _NQ = (
   "https://raw.githubusercontent.com/google-research-datasets/"
   "natural-questions/master/nq_open"
 )
+_HOTPOT = "http://curtis.ml.cmu.edu/datasets/hotpot"
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 
 open_qa.add(
@@ -264,6 +267,25 @@ open_qa.add(
     files=[_divided(json_entries(_entity_question), "SPLIT/P*.SPLIT.json")],
     get=(
       "wget https://nlp.cs.princeton.edu/projects/entity-questions/dataset.zip"
+    ),
+  ),
+)
+open_qa.add(
+  "hotpot_qa",
+  PublishedSource(
+    "HotpotQA",
+    sizes={"train+dev": 90_447, "test": 7_405},
+    files=[
+      _files(
+        json_entries(read_question),
+        "hotpot_train_v1.1.json",
+        f"hotpot_dev_{setting}_v1.json",
+      )
+      for setting in ("fullwiki", "distractor")
+    ],
+    get=(
+      f"wget {_HOTPOT}/hotpot_train_v1.1.json "
+      f"{_HOTPOT}/hotpot_dev_fullwiki_v1.json"
     ),
   ),
 )

@@ -59,6 +59,7 @@ _PRINTED = [command for command in printed() if command.module != T5X]
 # Index builders wait for their run.
 _PLAIN_ERRORS = [
   "ask who? --model_dir=not/there",
+  "build_memory --gin.OUTPUT_DIR=out --model_dir=not/there",
   "evaluate --model_dir=not/there",
   "evaluate --gin_file=gin/runs/eval.gin --model_dir=not/there",
   "explain [MASK] --model_dir=not/there",

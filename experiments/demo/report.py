@@ -99,7 +99,7 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
       for found in evidence.values():
         block = found[sentence["id"]][rank]
         document = block["block"].rpartition(":")[0]
-        mark = "✓ " if document in sentence["gold_ids"] else ""
+        mark = "✓ " if document in sentence["documents"] else ""
         cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")
       rows.append(cells)
     yield f"**{sentence['question']}** ({sentence['answer'][0]})"

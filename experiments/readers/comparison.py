@@ -181,7 +181,7 @@ class ReaderSteps(Steps):
         json.dumps(
           {
             "query": one["question"],
-            "positive_passages": [articles[id] for id in one["gold_ids"]],
+            "positive_passages": [articles[id] for id in one["documents"]],
           }
         )
         for one in _lines(world / "questions-train.jsonl")

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,21 +53,26 @@ class ChainQuestion(Question):
 
 @dataclasses.dataclass(frozen=True)
 class Chains:
-  """A world with pages of companies, and questions of two hops by split."""
+  """A world with pages of companies, and questions of two hops by split.
+
+  `single` are questions about the companies by name, for training.
+  """
 
   world: World
   questions: Mapping[Split, Sequence[ChainQuestion]]
+  single: Sequence[Question]
 
   def record(self, question: ChainQuestion) -> dict[str, JsonValue]:
-    """Returns a question as its line of JSON, with its gold path.
+    """Returns a question as its line of JSON, with its paths.
 
-    A path has, for each hop, the ids of the documents that state its fact.
+    `hops` has, for each hop, the documents that state its fact.
     """
     facts = question.fact, question.second
     names = [self.world.facts[fact].relation.name for fact in facts]
+    hops = [list(self.world.gold_ids[fact]) for fact in facts]
     return question_record(self.world, question) | {
       "relation": " → ".join(names),
-      "gold_path": [list(self.world.gold_ids[fact]) for fact in facts],
+      "hops": hops,
     }
 
 
@@ -85,26 +91,43 @@ def add_chains(world: World, config: ChainConfig, *, seed: int) -> Chains:
   whole = dataclasses.replace(
     world, facts=facts, documents=[documents[i] for i in order]
   )
-  return Chains(whole, _make_questions(generator, whole, config))
+  companies = {*world.splits["train"]["company"]}
+  single = [
+    Question(f"company-{index}-{number}", text, fact.subject, index, fact.value)
+    for index, fact in enumerate(facts[len(world.facts) :], len(world.facts))
+    for number, question in enumerate(fact.relation.questions)
+    if (text := question.format(s=fact.subject)) and fact.subject in companies
+  ]
+  questions = _make_questions(generator, whole, config)
+  return Chains(whole, questions, single)
 
 
 def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
-  """Writes `chains-SPLIT.jsonl`, and those for training with all others.
+  """Writes `chains-SPLIT.jsonl`, and mixtures for training, in random order.
 
-  That is `chains-all.jsonl`, in random order, in which the first fact of a
-  chain is also asked for by itself.
+  `chains-one.jsonl` has all training questions of one hop, about people and
+  companies, and `chains-all.jsonl` those of two hops as well. The lines of
+  `chains-gold.jsonl` are the same with each of their paths.
   """
+  rows: dict[str, list[Any]] = {}
   for split, questions in chains.questions.items():
-    with json_lines(folder / f"chains-{split}.jsonl") as write:
-      for question in questions:
-        write(chains.record(question))
-  rows = [*map(chains.record, chains.questions["train"])]
-  for question in chains.world.questions["train"]:
-    rows.append(question_record(chains.world, question))
-  order = np.random.default_rng([seed, 3]).permutation(len(rows))
-  with json_lines(folder / "chains-all.jsonl") as write:
-    for place in order.tolist():
-      write(rows[place])
+    rows[split] = [*map(chains.record, questions)]
+  generator = np.random.default_rng([seed, 3])
+  for question in (*chains.world.questions["train"], *chains.single):
+    rows.setdefault("one", []).append(question_record(chains.world, question))
+  rows["all"] = [*rows["one"], *rows["train"]]
+  rows["gold"] = [
+    {**row, "gold_ids": path}
+    for row in rows["all"]
+    for path in itertools.product(*row.get("hops", [row["documents"]]))
+  ]
+  for name, group in rows.items():
+    order = np.arange(len(group))
+    if name not in chains.questions:
+      order = generator.permutation(len(group))
+    with json_lines(folder / f"chains-{name}.jsonl") as write:
+      for place in order.tolist():
+        write(group[place])
 
 
 def _write_pages(

@@ -177,7 +177,7 @@ def question_record(world: World, question: Question) -> dict[str, JsonValue]:
     "answer": [question.answer],
     "subject": question.subject,
     "relation": world.facts[question.fact].relation.name,
-    "gold_ids": world.gold_ids[question.fact],
+    "documents": world.gold_ids[question.fact],
   }
 
 

@@ -17,7 +17,10 @@ from realm_jax.storage.line_files import lines_of
 
 
 class LinkTable:
-  """The links of a table: 8 bytes of memory for each, and each title once.
+  """The links of a table, in memory.
+
+  While it is read, a line takes 20 bytes, and a title 175: 200 million lines
+  with 10 million titles 6 GB.
 
   Raises:
     InputError: A line is none of a table.
@@ -30,6 +33,8 @@ class LinkTable:
     for line_number, line in enumerate(lines_of(path), start=1):
       try:
         source, target = line.decode().rstrip("\r\n").split("\t")
+        if not (source.strip() and target.strip()):
+          raise ValueError("a title is empty")
       except ValueError as error:
         raise InputError(
           f"{path}:{line_number} is no line of a table of links ({error}); "

@@ -131,6 +131,11 @@ class DocumentSource:
     found = np.stack([order[again], order[firsts], again - firsts], axis=1)
     for index, first, number in sorted(found.tolist()):
       place = self._place(index)
+      reader = self._files[place.rpartition(":")[0]]
+      if getattr(reader, "func", None) is tables.read_contexts:
+        self._left_out.add(index)
+        self.summary.skipped["paragraphs of several questions"] += 1
+        continue
       if place.startswith(_SEQIO) and not self.reader.of_update:
         self._repeats[index] = number
         continue
@@ -228,6 +233,8 @@ def _reader(name: str, folder: str, fields: Sequence[str]) -> _Reader:
   is_json = first.lstrip().startswith((b"{", b"["))
   if kind in texts.ENDINGS and not is_json:
     return functools.partial(texts.read, name, folder)
+  if kind == ".json" and tables.has_contexts(name):
+    return functools.partial(tables.read_contexts, name)
   if kind not in (*_LINES, *_TABLES):
     if first.startswith(b"PAR1"):
       kind = ".parquet"

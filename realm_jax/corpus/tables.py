@@ -1,10 +1,12 @@
 """Tables: TSV, parquet, and the arrow files of Hugging Face's `datasets`.
 
-Each is read in order, some rows at a time.
+Each is read in order, some rows at a time. The paragraphs of HotpotQA's
+questions are a table, too, which is read at once.
 """
 
 import csv
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Any
@@ -14,7 +16,7 @@ import pyarrow.parquet
 from etils import epath
 
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import FIELDS, Fields, Row
+from realm_jax.corpus.documents import FIELDS, Fields, Row, hash63
 from realm_jax.storage.line_files import lines_of
 
 # Rows of parquet that are in memory at once.
@@ -83,6 +85,31 @@ def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
       f"{name} cannot be read after row {number} ({error}); fetch or write it "
       "again"
     ) from error
+
+
+def has_contexts(name: str) -> bool:
+  """Returns whether a file is a list of questions with their paragraphs."""
+  with epath.Path(name).open("rb") as file:
+    first = file.read(1 << 16).lstrip()
+  return first.startswith(b"[") and b'"context"' in first
+
+
+def read_contexts(name: str) -> Iterator[tuple[int, Row]]:
+  """Yields the paragraphs of HotpotQA's questions, with their numbers.
+
+  Those that are in the contexts of several questions come again, with the same
+  id. The training set takes 3 GB of memory.
+  """
+  number = 0
+  try:
+    examples = json.loads(epath.Path(name).read_bytes())
+    for title, sentences in (p for e in examples for p in e["context"]):
+      text = " ".join(map(str.strip, sentences))
+      key = hash63("\0".join((title, text)))
+      number += 1
+      yield number, Fields(id=f"{key:x}", title=title, text=text)
+  except (ValueError, LookupError, TypeError) as error:
+    yield number + 1, InputError(f"the file is not HotpotQA's ({error!r})")
 
 
 def _as_json(value: Any) -> Any:

@@ -4,23 +4,34 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import Line, Scores
+from realm_jax.evaluation.word_memory import WordMemory
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
+from realm_jax.objectives.masked_lm import knn_lm
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
-from realm_jax.training.encoder_inputs import PackingLayout
+from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
 from realm_jax.training.stages.stage import Stage, StepBatch
+
+# λ and τ of a memory, of which the best are taken; the first uses none of it.
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.99)
+_TEMPERATURES = (0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
+_GRID = ((0.0, 1.0), *itertools.product(_SHARES, _TEMPERATURES))
 
 
 def evaluate_masked_lm(
@@ -30,6 +41,7 @@ def evaluate_masked_lm(
   stage: Stage,
   num_batches: PositiveInt = 32,
   output_dir: epath.PathLike | None = None,
+  memory: epath.PathLike | None = None,
 ) -> Figures:
   """Fills in masked words from retrieved blocks.
 
@@ -48,25 +60,29 @@ def evaluate_masked_lm(
     num_batches: Number of batches.
     output_dir: Directory of `metrics.json`, in which an evaluation that was
       killed goes on; None writes nothing.
+    memory: Memory that is mixed with p(y|x), as `realm_jax.build_memory` wrote
+      it. λ and τ are chosen on half of the blocks, and measured on the others.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
   retrieval = stage.retrieval
+  given = {"num_batches": num_batches, "memory": memory}
   shard = EvaluationShard(
-    output_dir, config=config, data=data, stage=stage, num_batches=num_batches
+    output_dir, config=config, data=data, stage=stage, **given
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None
   )
-  measure = sharding.jit_on_mesh(
-    weighted_loss,
-    stage,
-    run.components,
-    PackingLayout(run.mesh),
-    mesh=run.mesh,
-    out_shardings=sharding.replicated(run.mesh),
+  everywhere = sharding.replicated(run.mesh)
+  compiled = functools.partial(
+    sharding.jit_on_mesh, mesh=run.mesh, out_shardings=everywhere
   )
+  own = stage, run.components, PackingLayout(run.mesh)
+  measure, on_grid = compiled(weighted_loss, *own), compiled(_on_grid, *own)
+  if memory is not None and not stage.null_block:
+    raise RealmError("a memory is of the null block; set NULL_BLOCK = True")
+  words = None if memory is None else WordMemory(memory, run)
   context = run.stage_context(retrieval)
   parts = shard.open_parts(run, data.question_paths, _sums)
   # Batches that are done before this one.
@@ -82,7 +98,17 @@ def evaluate_masked_lm(
       loss, metrics = jax.device_get(measure(run.params, placed))
       # Of each metric the total and its weight.
       averages = {"loss": loss, **metrics}
-      line = {n: np.asarray(a).tolist() for n, a in averages.items()}
+      if words is not None:
+        masks, sources = made.masks, batch.array("source_hash")
+        near = words.nearest(made.query, masks.positions, sources)
+        near = sharding.to_devices(near, run.mesh)
+        scored = jax.device_get(on_grid(run.params, placed, *near))
+        # λ and τ are chosen on one half of the blocks.
+        is_half = sources % 2 == np.arange(2)[:, None]
+        weights = is_half[..., None] * masks.weights
+        totals = np.einsum("grabm,hbm->hgra", scored, weights)
+        averages["memory"] = totals, weights.sum(axis=(1, 2))
+      line = jax.tree.map(lambda a: np.asarray(a).tolist(), averages)
       place = number * shard.agreement.count + shard.agreement.index
       parts.add({place: line}, [number + 1])
       progress.advance(len(made.query))
@@ -106,7 +132,8 @@ def _sums(lines: Sequence[Line]) -> Scores:
 
 def _figures(sums: Scores) -> Figures:
   """Returns the metrics of all batches, and the perplexities."""
-  totals = {name: float(values.sum()) for name, values in sums.items()}
+  totals: Any = {n: values.sum(axis=0).tolist() for n, values in sums.items()}
+  own = [totals.pop(f"memory {part}", None) for part in ("total", "weight")]
   names = [n.removesuffix(" total") for n in totals if n.endswith(" total")]
   means = {
     n: totals[f"{n} total"] / (totals[f"{n} weight"] or 1) for n in names
@@ -124,7 +151,57 @@ def _figures(sums: Scores) -> Figures:
     for name in averages
     if name in means
   }
-  return {**means, **counts}
+  of_memory = {} if own[0] is None else _of_memory(*map(np.array, own))
+  return {**means, **counts, **of_memory}
+
+
+def _of_memory(
+  totals: Float[np.ndarray, "2 g 2 2"], weights: Float[np.ndarray, "2"]
+) -> Figures:
+  """Returns figures of the second half, by the best λ and τ of the first.
+
+  The axes of totals: half, grid, null block or all candidates, log p or hits.
+  """
+  figures: Figures = {"num_masks_memory": int(weights[1])}
+  for reader, suffix in enumerate(("_null", "")):
+    best = int(np.argmax(totals[0, :, reader, 0]))
+    names = f"memory_share{suffix}", f"memory_temperature{suffix}"
+    figures |= zip(names, _GRID[best], strict=True)
+    for name, point in (("without_memory", 0), ("with_memory", best)):
+      means = totals[1, point, reader] / max(weights[1], 1)
+      figures[f"perplexity{suffix}_{name}"] = math.exp(-means[0])
+      figures[f"masked_accuracy{suffix}_{name}"] = float(means[1])
+  return figures
+
+
+def _on_grid(
+  stage: Stage,
+  components: Components,
+  layout: PackingLayout,
+  params: Params,
+  batch: StepBatch,
+  scores: Float[Array, "b m k"],
+  words: Int[Array, "b m k"],
+) -> Float[Array, "g 2 2 b m"]:
+  """Returns log p and hits by the null block, and by all candidates."""
+  encoders, masks = stage.encoders(components, params, None), batch.masks
+
+  def log_probs(inputs: EncoderInputs) -> list[Float[Array, "b m v"]]:
+    given = inputs.reader, masks.positions, masks.token_ids
+    logits = encoders.apply("reader", *given, method="token_logits")
+    prior = jax.nn.log_softmax(encoders.candidate_scores(inputs))
+    by_block = jax.nn.log_softmax(logits)
+    joint = prior[..., None, None] + by_block
+    return [by_block[:, 0], jax.nn.logsumexp(joint, axis=1)]
+
+  make = functools.partial(stage.inputs, components)
+  read = layout.with_inputs(make, batch, log_probs)
+  mixed = jax.vmap(knn_lm, in_axes=(0, 0, 0, 0, None, None))
+  given = scores, words, masks.token_ids
+  return jax.lax.map(
+    lambda point: jnp.array([mixed(p, *given, *point) for p in read]),
+    jnp.array(_GRID),
+  )
 
 
 def weighted_loss(

@@ -157,11 +157,13 @@ def _evaluate(
           "references": answers.texts,
           "answer_kind": answers.kind,
           "language": run.corpus.language,
+          "gold": [document.decode() for document in gold if document],
         }
-        for name, text, answers in zip(
+        for name, text, answers, gold in zip(
           batch.texts("question_id"),
           batch.texts("question"),
           batch.answers,
+          batch.host.get("gold", [()] * len(batch.positions)),
           strict=True,
         )
       ]
@@ -274,6 +276,7 @@ def _with_evidence(hits: Sequence[Hit], question: Line) -> Line:
       {
         "block": hit.block.id,
         "title": hit.block.title,
+        "documents": [part.document_id for part in hit.block.parts],
         "probability": round(hit.probability, 6),
         "score": round(hit.score, 6),
         "contains_answer": has_words,

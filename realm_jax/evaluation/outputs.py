@@ -16,7 +16,6 @@ from typing import Any
 import jax
 from etils import epath
 
-from realm_jax.checkpoints.store import FOLDER as CHECKPOINTS
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.parts import (
@@ -156,13 +155,11 @@ class EvaluationShard:
     output_dir = self._output_dir
 
     def describe() -> str:
-      checkpoint = run.model_dir / CHECKPOINTS / str(run.step)
       values = {
         **self._configs,
         "the number of processes": self.agreement.count,
         "the kind of devices": jax.devices()[0].device_kind,
-        # Files of a checkpoint have random names.
-        "the checkpoint": json_checksum(sizes_below(checkpoint)),
+        "the checkpoint": run.checkpoint_checksum,
         "the snapshot": json_checksum(
           dataclasses.asdict(run.snapshot.manifest) if self._needs_index else {}
         ),

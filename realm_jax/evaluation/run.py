@@ -73,10 +73,11 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
 from realm_jax.snapshots.loading import Snapshot, load_newest, load_snapshot
-from realm_jax.snapshots.manifest import SnapshotError
+from realm_jax.snapshots.manifest import SnapshotError, json_checksum
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
+from realm_jax.storage.paths import sizes_below
 from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
@@ -344,6 +345,11 @@ class TrainedRun:
         "gin/runs/eval_retrieval.gin, or give a run of open QA"
       )
     return self.components.reader
+
+  @property
+  def checkpoint_checksum(self) -> str:
+    """Checksum of the files' names, which are random, and of their sizes."""
+    return json_checksum(sizes_below(self.model_dir / FOLDER / str(self.step)))
 
   @property
   def vocabulary(self) -> BertVocabulary:

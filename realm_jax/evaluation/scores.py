@@ -18,8 +18,8 @@ from realm_jax.console import figures_table
 PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 # A line of one of these.
 Line = dict[str, Any]
-# Scores by name, a value for each question; NaN where it has none.
-Scores = Mapping[str, Float[np.ndarray, "_"]]
+# Scores by name, a value for each question, or several; NaN where it has none.
+Scores = Mapping[str, Float[np.ndarray, "_ ..."]]
 _RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
@@ -96,9 +96,35 @@ def _of_order(lines: Sequence[Line]) -> Scores:
       scores["rouge_l"] = np.array([line["rouge_l"] for line in lines], float)
   return {
     **scores,
+    **_path_scores(lines),
     **_retrieval_scores(by_words, ""),
     **_retrieval_scores(by_characters, "_characters"),
   }
+
+
+def _path_scores(lines: Sequence[Line]) -> Scores:
+  """Scores paths of blocks by the documents that a question needs, its `gold`.
+
+  A path is right if it has all of them. `joint_exact_match` asks for that of
+  the path that a right answer is from. Questions without `gold` have NaN.
+  """
+  found: dict[str, list[float]] = {}
+  for line in lines:
+    gold, evidence = {*line.get("gold", ())}, line["evidence"]
+    is_right = [gold <= {*one.get("documents", ())} for one in evidence]
+    for depth in _RECALL_DEPTHS[:2]:
+      value = float(any(is_right[:depth])) if gold else np.nan
+      found.setdefault(f"path_recall_at_{depth}", []).append(value)
+    if "prediction" in line:
+      block = (line.get("answer") or {}).get("block")
+      of_answer = [
+        right
+        for one, right in zip(evidence, is_right, strict=True)
+        if block is not None and one["block"] == block
+      ]
+      value = float(line["correct"] and any(of_answer)) if gold else np.nan
+      found.setdefault("joint_exact_match", []).append(value)
+  return {name: np.array(values) for name, values in found.items()}
 
 
 def _retrieval_scores(contains: Bool[np.ndarray, "n k"], suffix: str) -> Scores:

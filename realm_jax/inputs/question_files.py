@@ -98,12 +98,17 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   question_id = "" if question_id is None else str(question_id)
   require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
-  gold, facts = {}, fields.get("supporting_facts")
-  titles = dict[str, None]()
-  if isinstance(facts, list) and "gold_ids" not in fields:
-    titles = dict.fromkeys(
-      str(f[0]) for f in facts if isinstance(f, list) and f
+  facts: Any = fields.get("supporting_facts") or []
+  if not isinstance(facts, list) or not all(
+    isinstance(fact, list) and fact[:1] and isinstance(fact[0], str)
+    for fact in facts
+  ):
+    raise RealmError(
+      f"the supporting facts are {facts!r}; want a list of [title, sentence]"
     )
+  gold, titles = {}, dict.fromkeys(title for title, *_ in facts)
+  if "gold_ids" in fields:
+    titles = {}
   for name, known in (("gold_ids", []), ("gold_titles", [*titles])):
     values = fields.get(name, known)
     if not isinstance(values, list):

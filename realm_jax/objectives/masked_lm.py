@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
@@ -160,3 +160,30 @@ def _of_targets(
   return jnp.take_along_axis(log_probs, targets[:, None, :, None], axis=-1)[
     ..., 0
   ]
+
+
+def knn_lm(
+  log_probs: Float[Array, "n v"],
+  scores: Float[AnyArray, "n k"],
+  words: Int[AnyArray, "n k"],
+  targets: Int[AnyArray, " n"],
+  share: float | Float[Array, ""],
+  temperature: float | Float[Array, ""],
+) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
+  """Returns log p of the targets, and whether each is the likeliest word.
+
+  p = λ p_kNN + (1 − λ) p_LM, where p_kNN(y) ∝ Σᵢ 1[wordᵢ = y] exp(scoreᵢ / τ),
+  for the `share` λ and the `temperature` τ (Khandelwal et al. 2020, arXiv
+  1911.00172). A score of −∞ is no key's, and without keys λ is 0.
+  """
+  is_key = jnp.isfinite(scores)
+  shares = share * is_key.any(axis=-1, keepdims=True)
+  weights = jax.nn.softmax(scores / temperature, where=is_key)
+  rows, place = jnp.arange(len(words))[:, None], jnp.asarray(targets)[:, None]
+  nearest = jnp.zeros(log_probs.shape).at[rows, words].add(weights)
+  probs = shares * nearest + (1 - shares) * jnp.exp(log_probs)
+  of_target = jnp.logaddexp(
+    jnp.log(shares * jnp.take_along_axis(nearest, place, axis=-1)),
+    jnp.log1p(-shares) + jnp.take_along_axis(log_probs, place, axis=-1),
+  )
+  return of_target[:, 0], jnp.argmax(probs, axis=-1) == targets

@@ -199,7 +199,7 @@ def _require_gold_articles(folder, records):
   text_of = {article["id"]: article["text"] for article in articles}
   for record in records:
     (answer,) = record["answer"]
-    for gold in record["gold_ids"]:
+    for gold in record["documents"]:
       assert _mentions(text_of[gold], record["subject"])
       assert _mentions(text_of[gold], answer)
 

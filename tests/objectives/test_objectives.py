@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives.marginal import FORMS, marginal
-from realm_jax.objectives.masked_lm import OBJECTIVES, masked_lm_loss
+from realm_jax.objectives.masked_lm import (
+  OBJECTIVES,
+  knn_lm,
+  masked_lm_loss,
+)
 
 B, K, M, V = 3, 4, 2, 5
 STEP = 1e-6
@@ -239,3 +243,33 @@ def test_the_example_of_the_documents_runs(project_dir):
   assert found.means()["retriever_loss"] == pytest.approx(
     -np.average(expected, weights=given[3].sum(axis=1)), rel=1e-5
   )
+
+
+def test_words_of_keys_are_mixed_in():
+  rng = np.random.default_rng(0)
+  n, k, v = 6, 5, 9
+  logits = rng.normal(size=(n, v)).astype(np.float32)
+  log_probs = jax.nn.log_softmax(logits)
+  scores = rng.uniform(-1, 1, (n, k)).astype(np.float32)
+  words, targets = rng.integers(v, size=(n, k)), rng.integers(v, size=n)
+  words[:3, 1] = targets[:3]
+  # Some keys are left out, and all of the last row.
+  scores[0, 0] = scores[4, 2:] = scores[5] = -np.inf
+  share, temperature = 0.3, 0.2
+  expected, best = [], []
+  for row in range(n):
+    mixed = np.exp(np.asarray(log_probs[row], np.float64))
+    weights = np.exp(np.float64(scores[row]) / temperature)
+    if weights.any():
+      mixed *= 1 - share
+      for word, weight in zip(words[row], weights, strict=True):
+        mixed[word] += share * weight / weights.sum()
+    expected.append(np.log(mixed[targets[row]]))
+    best.append(np.argmax(mixed) == targets[row])
+  given = log_probs, scores, words, targets
+  found, hits = knn_lm(*given, share, temperature)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  assert hits.tolist() == best
+  found, hits = knn_lm(*given, 0.0, temperature)
+  assert (found == log_probs[np.arange(n), targets]).all()
+  assert (hits == (log_probs.argmax(axis=1) == targets)).all()
