@@ -107,6 +107,8 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
       f"the supporting facts are {facts!r}; want a list of [title, sentence]"
     )
   gold, titles = {}, dict.fromkeys(title for title, *_ in facts)
+  if "gold_ids" in fields:
+    titles = {}
   for name, known in (("gold_ids", []), ("gold_titles", [*titles])):
     values = fields.get(name, known)
     if not isinstance(values, list):

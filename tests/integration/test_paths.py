@@ -19,15 +19,18 @@ from realm_jax.models import bert
 from realm_jax.models import {module}
 pair/bert.BertConfig.hidden_size = 32
 pair/bert.BertConfig.num_layers = 2
+pair/bert.BertConfig.num_heads = 2
+pair/bert.BertConfig.max_positions = 56
+pair/bert.BertConfig.dropout_rate = 0.0
 pair/bert.BertConfig.intermediate_size = 64
 pair/bert.BertConfig.initialization = "mimetic"
-pair/bert.BertConfig.init_stddev = 0.1
+pair/bert.BertConfig.init_stddev = 0.3
 {module}.{kind}.bert = @pair/bert.BertConfig()
 """
 _SETTINGS = {
   "BATCH_SIZE": 8,
   "LEARNING_RATE": 3e-3,
-  "WARMUP_STEPS": 5,
+  "WARMUP_STEPS": 100,
   "TIMEOUT_SECONDS": 300.0,
 }
 
@@ -58,7 +61,7 @@ def test_the_recipes_find_paths_and_answer_from_them(tmp_path):
     "retriever",
     [MODEL_FILE, "gin/runs/path_retriever.gin"],
     *("path_retriever", "PathRetriever"),
-    NUM_STEPS=250,
+    NUM_STEPS=400,
     JOINT_LENGTH=56,
     QUERY_LENGTH=16,
     MAX_HOPS=2,
@@ -77,14 +80,14 @@ def test_the_recipes_find_paths_and_answer_from_them(tmp_path):
       found += [p.title for p in best.block.parts] == one["gold_titles"]
     return found
 
-  before, after = map(num_found, (0, 250))
+  before, after = map(num_found, (0, 400))
   assert before < 4 < 7 <= after
   rows = train(
     "reader",
     [str(tmp_path / "retriever/config.json"), "gin/runs/path_reading.gin"],
     *("path_reader", "PathReader"),
     INITIAL_CHECKPOINT=tmp_path / "retriever",
-    NUM_STEPS=250,
+    NUM_STEPS=100,
     JOINT_LENGTH=56,
   )
   assert rows[-1]["span_accuracy"] > 0.9 and rows[-1]["path_accuracy"] > 0.9
