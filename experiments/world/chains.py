@@ -117,9 +117,11 @@ def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
     rows.setdefault("one", []).append(question_record(chains.world, question))
   rows["all"] = [*rows["one"], *rows["train"]]
   rows["gold"] = [
-    {**row, "gold_ids": path}
+    {**row, "id": f"{row['id']}-{number}", "gold_ids": path}
     for row in rows["all"]
-    for path in itertools.product(*row.get("hops", [row["documents"]]))
+    for number, path in enumerate(
+      itertools.product(*row.get("hops", [row["documents"]]))
+    )
   ]
   for name, group in rows.items():
     order = np.arange(len(group))

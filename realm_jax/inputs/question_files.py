@@ -113,7 +113,7 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
     values = fields.get(name, known)
     if not isinstance(values, list):
       raise RealmError(f"{name} is {values!r}; want a list")
-    gold[name] = [_text(value, f"one of {name}") for value in values]
+    gold[name] = tuple(_text(value, f"one of {name}") for value in values)
   if all(gold.values()):
     raise RealmError("it has gold_ids and gold_titles; give one of them")
   return Question(question, texts, question_id, **gold)
