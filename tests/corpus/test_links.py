@@ -301,7 +301,10 @@ def test_the_paragraphs_of_hotpotqa_are_documents(tmp_path, vocab_file):
   ]
   assert corpus.edges(np.arange(3)).targets.tolist() == [1, 0, 0]
   assert read_question(example) == Question(
-    example["question"], ["Ada Stone"], "q", ("Velt", "Ada Stone")
+    example["question"],
+    ["Ada Stone"],
+    "q",
+    gold_titles=("Velt", "Ada Stone"),
   )
   with pytest.raises(ValueError, match=r"want a list of \[title, sentence\]"):
     read_question({**example, "supporting_facts": ["Velt"]})
