@@ -5,25 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.comparing import Comparison
 from experiments.data import CORPUS, GeneratedWorlds
 from experiments.demo.stages import demo_worlds, follow_edits
 from experiments.pipeline import (
   Step,
   Steps,
   Value,
-  markdown,
-  over_seeds,
   run,
   run_in_cpu_seconds,
 )
 from experiments.world.world import World
-from realm_jax.errors import RealmError
-from realm_jax.storage.json_files import write_json
 from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
 _JUDGED = "judged.jsonl"
-_COLUMNS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
+_FIGURES = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
 
 
 class Contender(NamedTuple):
@@ -106,9 +103,6 @@ class ReaderSteps(Steps):
 
   def figures(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
     """Trains and evaluates the contender, and returns its figures."""
-    path = self.folder / f"{self.name}.json"
-    if path.exists():
-      return json.loads(path.read_text())
     reads = "closed_book" not in self.contender.stages
     retriever = before = None
     if reads:
@@ -141,10 +135,8 @@ class ReaderSteps(Steps):
     if reads:
       edited = follow_edits(self, worlds, world, before, checkpoint)
       found["followed"] = edited["followed"] / max(edited["known"], 1)
-    figures = {name: found[name] for name in _COLUMNS if name in found}
-    figures["steps"] = steps
-    write_json(path, figures)
-    return figures
+    figures = {name: found[name] for name in _FIGURES if name in found}
+    return {**figures, "steps": steps}
 
   def stage(
     self, stage: str, retriever: Step | None, reader: Step | None
@@ -193,39 +185,21 @@ def _lines(path: Path) -> list[dict[str, Any]]:
   return [*map(json.loads, path.read_text().splitlines())]
 
 
-def compare(
-  output_dir: Path, names: Sequence[str], seeds: int, gin_files: Sequence[str]
-) -> str:
-  """Runs contenders on the worlds of all seeds, and returns the report.
+def _figures(
+  name: str,
+  folder: Path,
+  seed: int,
+  worlds: GeneratedWorlds,
+  world: World,
+  gin_files: Sequence[str],
+) -> dict[str, Any]:
+  return ReaderSteps(name, folder, seed, gin_files).figures(worlds, world)
 
-  Args:
-    output_dir: Where everything goes; what stands there is not made again.
-    names: Contenders; none for all.
-    seeds: Number of worlds, each with a seed of its own.
-    gin_files: Files after the recipe's in every step.
 
-  Raises:
-    RealmError: An unknown contender.
-  """
-  if unknown := {*names} - {*CONTENDERS}:
-    raise RealmError(
-      f"--readers={min(unknown)}; want some of {', '.join(CONTENDERS)}"
-    )
-  worlds = demo_worlds([str(_GIN / "readers/world.gin"), *gin_files])
-  figures: dict[str, list[dict[str, Any]]]
-  figures = {name: [] for name in names or CONTENDERS}
-  for seed in range(seeds):
-    folder = output_dir / f"seed-{seed}"
-    world = worlds.prepare(folder, seed)
-    for name, found in figures.items():
-      steps = ReaderSteps(name, folder, seed, gin_files)
-      found.append(steps.figures(worlds, world))
-  write_json(output_dir / "report.json", figures)
-  rows = [["reader", *_COLUMNS]]
-  for name, found in figures.items():
-    cells = [
-      over_seeds([one[column] for one in found if column in one])
-      for column in _COLUMNS
-    ]
-    rows.append([CONTENDERS[name].title, *cells])
-  return markdown(rows)
+COMPARISON = Comparison(
+  "readers",
+  {name: contender.title for name, contender in CONTENDERS.items()},
+  _FIGURES,
+  lambda gin_files: demo_worlds([str(_GIN / "readers/world.gin"), *gin_files]),
+  _figures,
+)

@@ -1,24 +1,21 @@
 """The systems that are compared on questions of two hops, and the report."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.data import CORPUS
+from experiments.comparing import Comparison
+from experiments.data import CORPUS, GeneratedWorlds
 from experiments.demo.stages import demo_worlds, read_lines
 from experiments.pipeline import (
   Command,
   Step,
   Steps,
   Value,
-  markdown,
-  over_seeds,
   run,
   run_in_cpu_seconds,
 )
-from realm_jax.errors import RealmError
+from experiments.world.world import World
 from realm_jax.evaluation.scores import PREDICTIONS
-from realm_jax.storage.json_files import write_json
 
 _GIN = Path("experiments/gin")
 # After each recipe of the demo.
@@ -27,7 +24,6 @@ _LENGTHS = str(_GIN / "two_hops/lengths.gin")
 # one hop alone.
 _TRAIN, _CHAINS = "chains-all", "chains-test"
 _TRAIN_SINGLE, _SINGLE = "chains-one", "questions-test"
-_COLUMNS = ("path_recall", "exact_match", "exact_match_one_hop", "cpu_seconds")
 
 
 class TwoHopSteps(Steps):
@@ -193,43 +189,24 @@ _SYSTEMS = {
 }
 
 
-def compare(
-  output_dir: Path, names: Sequence[str], seeds: int, gin_files: Sequence[str]
-) -> str:
-  """Runs systems on the worlds of all seeds, and returns the report.
+def _figures(
+  name: str,
+  folder: Path,
+  seed: int,
+  worlds: GeneratedWorlds,
+  world: World,
+  gin_files: Sequence[str],
+) -> dict[str, float]:
+  del worlds, world
+  return _SYSTEMS[name][1](TwoHopSteps(folder, seed, gin_files))
 
-  Args:
-    output_dir: Where everything goes; what stands there is not made again.
-    names: Systems; none for all.
-    seeds: Number of worlds, each with a seed of its own.
-    gin_files: Files after the recipe's in every step.
 
-  Raises:
-    RealmError: An unknown system.
-  """
-  if unknown := {*names} - {*_SYSTEMS}:
-    raise RealmError(
-      f"--systems={min(unknown)}; want some of {', '.join(_SYSTEMS)}"
-    )
-  world = str(_GIN / "two_hops/world.gin")
-  worlds = demo_worlds([world, _LENGTHS, *gin_files])
-  figures: dict[str, list[dict[str, float]]]
-  figures = {name: [] for name in names or _SYSTEMS}
-  for seed in range(seeds):
-    folder = output_dir / f"seed-{seed}"
-    worlds.prepare(folder, seed)
-    steps = TwoHopSteps(folder, seed, gin_files)
-    for name, found in figures.items():
-      path = folder / f"{name}.json"
-      if not path.exists():
-        write_json(path, _SYSTEMS[name][1](steps))
-      found.append(json.loads(path.read_text()))
-  write_json(output_dir / "report.json", figures)
-  rows = [["system", *_COLUMNS]]
-  for name, found in figures.items():
-    cells = [
-      over_seeds([one[column] for one in found if column in one])
-      for column in _COLUMNS
-    ]
-    rows.append([_SYSTEMS[name][0], *cells])
-  return markdown(rows)
+COMPARISON = Comparison(
+  "two_hops",
+  {name: title for name, (title, _) in _SYSTEMS.items()},
+  ("path_recall", "exact_match", "exact_match_one_hop", "cpu_seconds"),
+  lambda gin_files: demo_worlds(
+    [str(_GIN / "two_hops/world.gin"), _LENGTHS, *gin_files]
+  ),
+  _figures,
+)

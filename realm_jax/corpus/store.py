@@ -136,7 +136,7 @@ NULL_BLOCK = Block(
   Shard({"name": "", "num_blocks": 0, "files": [], "span_kinds": []}, Path, ()),
   position=0,
 ).replace(
-  **dict.fromkeys(("id", "title", "url", "text"), ""),
+  **dict.fromkeys(("id", "document_id", "title", "url", "text"), ""),
   fields={},
   token_ids=np.zeros(0, np.int32),
   title_length=0,

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.demo.stages import demo_worlds
 from experiments.readers.comparison import CONTENDERS, ReaderSteps
+from experiments.two_hops.comparison import TwoHopSteps
 from realm_jax.configuration import Kept
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_readers_are_compared_in_the_demos_world(tmp_path, command_server):
   done = command_server.run(
     [
       *(sys.executable, "-m", "experiments.readers", *given.split()),
-      *("--readers=closed_book", "--seeds=1"),
+      *("--systems=closed_book", "--seeds=1"),
     ]
   )
   assert done.returncode == 0, done.stderr[-3000:]
@@ -53,6 +54,18 @@ def test_readers_are_compared_in_the_demos_world(tmp_path, command_server):
   (found,) = report["closed_book"]
   assert 0 <= found["exact_match"] <= 1 and found["cpu_seconds"] > 0
   assert found["steps"] == {"closed_book": 2, "closed_book_qa": 2}
+
+
+def test_recipes_of_two_hops_are_complete(tmp_path):
+  steps = TwoHopSteps(tmp_path, 0, [])
+  given = {"TRAIN_QUESTIONS": steps.world("chains-all")}
+  for name in ("one_hop_qa", "two_hop_qa", "path_retriever", "path_reading"):
+    made = steps.train(name, name, **given)
+    assert made.command.build().num_steps >= 100
+    for recipe in ("eval_one_hop", "eval_two_hops", "eval_paths"):
+      questions = steps.world("chains-test")
+      made_of = steps.evaluate(recipe, recipe, made, QUESTIONS=questions)
+      made_of.command.configured()
 
 
 def test_the_whole_demo_in_small(tmp_path, command_server):

@@ -1,0 +1,104 @@
+"""Comparisons of systems in generated worlds, one for each seed."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from experiments.data import GeneratedWorlds
+from experiments.pipeline import markdown, over_seeds
+from experiments.world.world import World
+from realm_jax.errors import RealmError
+from realm_jax.storage.json_files import write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Systems, and how each is trained and evaluated.
+
+  Attributes:
+    name: Name of the folder of all runs and of the report, below `out/`.
+    titles: What the report calls each system.
+    columns: Figures of the report.
+    worlds: Function that makes the worlds, of further gin files.
+    figures: Function that returns a system's figures in the folder of a seed:
+      of its name, the folder, the seed, the worlds, the world and gin files.
+  """
+
+  name: str
+  titles: Mapping[str, str]
+  columns: Sequence[str]
+  worlds: Callable[[Sequence[str]], GeneratedWorlds]
+  figures: Callable[..., dict[str, Any]]
+
+  def define_flags(self) -> None:
+    """Defines the flags of its command."""
+    flags.DEFINE_string(
+      "output_dir",
+      f"out/{self.name}",
+      "Directory of all runs and of the report.",
+    )
+    flags.DEFINE_integer(
+      "seeds", 3, "Number of worlds, each with its seed.", lower_bound=1
+    )
+    named = f"Some of {', '.join(self.titles)}; by default all."
+    flags.DEFINE_list("systems", [], named)
+
+  def main(self, argv: Sequence[str]) -> None:
+    """Compares the systems of the flags, and writes and prints the report."""
+    del argv
+    from realm_jax.partitioning import cpu_tuning
+    from realm_jax.storage.sole_process import sole_process
+
+    cpu_tuning.disable_async_dispatch()
+    cpu_tuning.keep_freed_memory()
+    output_dir = Path(flags.FLAGS.output_dir)
+    advice = "stop it, or choose another --output_dir"
+    with sole_process(output_dir, self.name, advice=advice):
+      report = self.report(
+        *(output_dir, flags.FLAGS.systems, flags.FLAGS.seeds),
+        flags.FLAGS.gin_file,
+      )
+      (output_dir / "report.md").write_text(f"{report}\n")
+    print(f"\n{report}\n\nreport: {output_dir / 'report.md'}")
+
+  def report(
+    self,
+    output_dir: Path,
+    names: Sequence[str],
+    seeds: int,
+    gin_files: Sequence[str],
+  ) -> str:
+    """Runs systems on the worlds of all seeds; what stands is not made again.
+
+    Raises:
+      RealmError: An unknown system.
+    """
+    if unknown := {*names} - {*self.titles}:
+      raise RealmError(
+        f"--systems={min(unknown)}; want some of {', '.join(self.titles)}"
+      )
+    worlds = self.worlds(gin_files)
+    figures: dict[str, list[dict[str, Any]]]
+    figures = {name: [] for name in names or self.titles}
+    for seed in range(seeds):
+      folder = output_dir / f"seed-{seed}"
+      world: World = worlds.prepare(folder, seed)
+      for name, found in figures.items():
+        path = folder / f"{name}.json"
+        if not path.exists():
+          own = self.figures(name, folder, seed, worlds, world, gin_files)
+          write_json(path, own)
+        found.append(json.loads(path.read_text()))
+    write_json(output_dir / "report.json", figures)
+    rows = [["system", *self.columns]]
+    for name, found in figures.items():
+      cells = [
+        over_seeds([one[column] for one in found if column in one])
+        for column in self.columns
+      ]
+      rows.append([self.titles[name], *cells])
+    return markdown(rows)
