@@ -12,7 +12,9 @@ from experiments.data import GeneratedWorlds
 from experiments.pipeline import markdown, over_seeds
 from experiments.world.world import World
 from realm_jax.errors import RealmError
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Comparison:
   """Systems, and how each is trained and evaluated.
 
   Attributes:
-    name: Name of the folder of all runs and of the report, below `out/`.
+    name: Name of the command.
     titles: What the report calls each system.
     columns: Figures of the report.
     worlds: Function that makes the worlds, of further gin files.
@@ -34,25 +36,8 @@ class Comparison:
   worlds: Callable[[Sequence[str]], GeneratedWorlds]
   figures: Callable[..., dict[str, Any]]
 
-  def define_flags(self) -> None:
-    """Defines the flags of its command."""
-    flags.DEFINE_string(
-      "output_dir",
-      f"out/{self.name}",
-      "Directory of all runs and of the report.",
-    )
-    flags.DEFINE_integer(
-      "seeds", 3, "Number of worlds, each with its seed.", lower_bound=1
-    )
-    named = f"Some of {', '.join(self.titles)}; by default all."
-    flags.DEFINE_list("systems", [], named)
-
-  def main(self, argv: Sequence[str]) -> None:
+  def run(self) -> None:
     """Compares the systems of the flags, and writes and prints the report."""
-    del argv
-    from realm_jax.partitioning import cpu_tuning
-    from realm_jax.storage.sole_process import sole_process
-
     cpu_tuning.disable_async_dispatch()
     cpu_tuning.keep_freed_memory()
     output_dir = Path(flags.FLAGS.output_dir)

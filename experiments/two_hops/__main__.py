@@ -7,10 +7,21 @@ fine-tuned on questions of one hop. What stands is not made again.
 experiments/gin/demo/quick.gin, as a --gin_file, tries the machinery.
 """
 
-from experiments.two_hops.comparison import COMPARISON
+from collections.abc import Sequence
+
+from experiments import comparing_flags
 from realm_jax.configuration import command_line
 
-COMPARISON.define_flags()
+comparing_flags.define("two_hops")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs all systems on the worlds of all seeds, and reports."""
+  del argv
+  from experiments.two_hops.comparison import COMPARISON
+
+  COMPARISON.run()
+
 
 if __name__ == "__main__":
-  command_line.run(COMPARISON.main)
+  command_line.run(main)

@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus import splitting
 from realm_jax.corpus.documents import Document, block_id
-from realm_jax.corpus.links import Linker
+from realm_jax.corpus.linker import Linker
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.sources import Piece

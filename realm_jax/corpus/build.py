@@ -27,7 +27,7 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, build_piece
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.link_table import LinkTable
-from realm_jax.corpus.links import Linker, LinkSource, find_mentions
+from realm_jax.corpus.linker import Linker, LinkSource, find_mentions
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.corpus.sources import DocumentSource

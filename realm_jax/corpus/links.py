@@ -14,30 +14,20 @@ A block has one link to a title in each relation, the first, and none to the
 title of its own document.
 """
 
-import dataclasses
 import functools
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.corpus.documents import Document, Link, hash63
+from realm_jax.corpus.documents import hash63
 from realm_jax.corpus.shard import ragged_indices
-from realm_jax.corpus.summary import BuildSummary
-from realm_jax.text.languages import UNSPACED_CHARACTER
-from realm_jax.text.mentions import Mentions, find_sorted
-from realm_jax.text.normalization import byte_positions
+from realm_jax.text.mentions import find_sorted
 
 if TYPE_CHECKING:
   from realm_jax.corpus.store import Corpus
-
-# Where the links of a corpus come from.
-LinkSource: TypeAlias = Literal["given", "mentions", "none"]
-# Key and number of the document, and the link.
-_Found: TypeAlias = tuple[int, int, str, str, int, int]
 
 
 def normalized_title(title: str) -> str:
@@ -88,7 +78,7 @@ class Graph:
       if shard in self._relations:
         own = shard.array("title_keys")
       else:
-        own = _array(map(title_key, shard.titles()))
+        own = np.fromiter(map(title_key, shard.titles()), np.int64)
       keys.append(own[starts < limits])
       rows.append(first + starts[starts < limits])
     found, firsts = np.unique(np.concatenate(keys), return_index=True)
@@ -135,120 +125,3 @@ class Graph:
     others = targets[targets != np.repeat(rows, limits - starts)]
     counts = np.maximum(limits - starts - 1, 0)
     return Edges(np.append(0, np.cumsum(counts)), others, np.zeros_like(others))
-
-
-def find_mentions(titles: Iterable[str], sample: Iterable[str]) -> Mentions:
-  """Returns what finds titles, but those that a sample of texts has often."""
-  return Mentions.of(((title, title_key(title)) for title in titles), sample)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Linker:
-  """Finds the blocks that have the links of documents.
-
-  `known` are the sorted keys of the titles of all documents. With `mentions`,
-  documents that come without links have the titles that their texts mention.
-  """
-
-  known: Int[np.ndarray, " k"]
-  mentions: Mentions | None = None
-
-  def arrays(
-    self,
-    documents: Sequence[Document],
-    text: bytes,
-    *,
-    byte_ranges: Int[np.ndarray, "b 2"],
-    document_starts: Int[np.ndarray, " starts"],
-    summary: BuildSummary,
-  ) -> dict[str, np.ndarray]:
-    """Returns `LINK_ARRAYS` of blocks, and counts links; relations by name.
-
-    Blocks have `byte_ranges` of `text`, the texts of all documents with a byte
-    between any two. A link belongs to the block in which it begins, or to the
-    first one of its document if it is anywhere.
-    """
-    title_keys = _array(title_key(document.title) for document in documents)
-    links = [
-      (title_key(link.title), number, *_located(link, document.text))
-      for number, document in enumerate(documents)
-      for link in (*document.links, *document.table_links)
-    ]
-    links += self._mentioned(documents)
-    links = [link for link in links if link[0] != title_keys[link[1]]]
-    relations = np.array([link[3] for link in links], object)
-    columns = [(*link[:2], *link[4:]) for link in links]
-    keys, owners, *places = np.array(columns, np.int64).reshape(-1, 4).T
-    # Where each character begins in the text of all documents.
-    starts = byte_positions(text.decode()) if links else np.zeros(1, np.int64)
-    firsts = np.cumsum([0, *(len(document.text) + 1 for document in documents)])
-    is_placed = places[0] >= 0
-    places = np.where(is_placed, firsts[owners] + places, 0)
-    ranges = starts[np.minimum(places, len(starts) - 1)].T
-    first, last = document_starts[owners], document_starts[owners + 1] - 1
-    blocks = np.searchsorted(byte_ranges[:, 0], ranges[:, 0], side="right") - 1
-    blocks = np.where(is_placed, np.clip(blocks, first, last), first)
-    # Of those that are equal, the first in the text. Links that are anywhere
-    # come last.
-    order = np.lexsort((ranges[:, 0], ~is_placed, blocks))
-    _, numbers = np.unique(relations, return_inverse=True)
-    same = np.stack([blocks, keys, numbers], axis=1)[order]
-    order = order[np.sort(np.unique(same, axis=0, return_index=True)[1])]
-    blocks, bounds = blocks[order], byte_ranges[blocks[order]]
-    ranges = (
-      np.clip(ranges[order], bounds[:, :1], bounds[:, 1:]) - bounds[:, :1]
-    )
-    ranges[~is_placed[order] | (ranges[:, 0] >= ranges[:, 1])] = -1
-    unknown = order[~find_sorted(keys[order], self.known)[1]]
-    summary.add_links(len(order), [links[i][2] for i in unknown.tolist()])
-    return {
-      "links": keys[order],
-      "links_offsets": np.searchsorted(blocks, np.arange(len(byte_ranges) + 1)),
-      "link_relations": relations[order],
-      "link_ranges": ranges,
-      "title_keys": title_keys,
-    }
-
-  def _mentioned(self, documents: Sequence[Document]) -> Iterator[_Found]:
-    """Yields the titles in texts of documents that have no links."""
-    plain = [
-      number
-      for number, document in enumerate(documents)
-      if not (document.links or document.table_links)
-    ]
-    if self.mentions is not None and plain:
-      found = self.mentions.find([documents[number].text for number in plain])
-      for text, key, (start, limit) in zip(*map(list, found), strict=True):
-        yield int(key), plain[text], "", "", int(start), int(limit)
-
-
-def _located(link: Link, text: str) -> Link:
-  """Returns a link where its title first occurs in a text as whole words."""
-  title = link.title.strip()
-  # The first letter may be a capital or not.
-  either = (title, title[0].swapcase() + title[1:])
-  starts = [_first_place(text, one) for one in either if link.start < 0]
-  start = min((start for start in starts if start >= 0), default=-1)
-  if start < 0:
-    return link
-  return link._replace(start=start, limit=start + len(title))
-
-
-def _first_place(text: str, words: str) -> int:
-  start = text.find(words)
-  while start >= 0 and (
-    _joins(text, start) or _joins(text, start + len(words))
-  ):
-    start = text.find(words, start + 1)
-  return start
-
-
-def _joins(text: str, place: int) -> bool:
-  """Returns whether a word has the characters before and after a place."""
-  around = text[place - 1 : place + 1] if place else ""
-  is_word = len(around) == 2 and around.isalnum()
-  return is_word and not UNSPACED_CHARACTER.search(around)
-
-
-def _array(values: Iterable[int]) -> Int[np.ndarray, " n"]:
-  return np.fromiter(values, np.int64)

@@ -34,7 +34,7 @@ from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
 from realm_jax.corpus.link_table import LinkTable
-from realm_jax.corpus.links import Linker, find_mentions
+from realm_jax.corpus.linker import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus

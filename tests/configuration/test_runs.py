@@ -75,6 +75,7 @@ def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
     block_length=tiny_world.BLOCK_LENGTH,
     num_read=3,
     num_searched=20,
+    rerank_depth=0,
     num_spans=50,
     rank_answers_by="probability",
   )
