@@ -50,7 +50,8 @@ def ask(
     # They are padded to the longest answer of all questions of a lookup.
     answers = record["answer_tokens"]
     longest = tf.reduce_max(tf.math.count_nonzero(answers, axis=1))
-    return {
+    gold = {"gold": record["gold"]} if "gold" in record else {}
+    return gold | {
       "position": record["position"],
       "query": tf.concat([[words.cls_id], token_ids, [words.sep_id]], 0),
       "question": record["question"],
@@ -58,7 +59,6 @@ def ask(
       "answers": record["answers"],
       "answer_tokens": answers[:, :longest],
       "answer_kind": tf.constant(answer_kind),
-      "gold": record.get("gold", tf.zeros([0], tf.string)),
     }
 
   return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)

@@ -158,6 +158,7 @@ class QuestionRecords:
 
   def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
     self.questions, self._answer_kind = questions, answer_kind
+    self.has_paths = any(q.gold_ids or q.gold_titles for q in questions)
     self._context = current_context()
 
   def _gold(self, question: Question) -> list[str]:
@@ -175,13 +176,13 @@ class QuestionRecords:
     """The types and shapes of a record, for tf.data."""
     import tensorflow as tf
 
-    return {
+    gold = {"gold": tf.TensorSpec((None,), tf.string)}
+    return (gold if self.has_paths else {}) | {
       "question": tf.TensorSpec((), tf.string),
       "question_tokens": tf.TensorSpec((None,), tf.int32),
       "answers": tf.TensorSpec((None,), tf.string),
       "answer_tokens": tf.TensorSpec((None, None), tf.int32),
       "question_id": tf.TensorSpec((), tf.string),
-      "gold": tf.TensorSpec((None,), tf.string),
     }
 
   def __len__(self) -> int:
@@ -204,7 +205,9 @@ class QuestionRecords:
     is_token = np.arange(padded.shape[1]) < lengths[:, np.newaxis]
     padded[is_token] = tokens.token_ids
     limits = np.cumsum([len(q.answers) for q in questions])
-    return {
+    paths = [[one.encode() for one in self._gold(q)] for q in questions]
+    gold = {"gold": [np.array(path, object) for path in paths]}
+    return (gold if self.has_paths else {}) | {
       "question": [q.question.encode() for q in questions],
       "question_tokens": [words.encode_masked(q.question) for q in questions],
       "answer_tokens": np.split(padded, limits[:-1]),
@@ -213,10 +216,6 @@ class QuestionRecords:
         for q in questions
       ],
       "question_id": [q.question_id.encode() for q in questions],
-      "gold": [
-        np.array([one.encode() for one in self._gold(q)], object)
-        for q in questions
-      ],
     }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
@@ -300,13 +299,14 @@ class QuestionExamples:
     "answers": FeatureSpec((None,), object),
     "answer_tokens": FeatureSpec((None, None), np.int32),
     "answer_kind": FeatureSpec((), object),
-    "gold": FeatureSpec((None,), object),
   }
 
   def __init__(self, config: DataConfig, positions: Int64[np.ndarray, " b"]):
     self._config, self._kind = config, TASKS[config.task]
     with task_context(config):
       self._records = read_split(config.split, self._kind)
+    if self._records.has_paths:
+      self.spec = {**self.spec, "gold": FeatureSpec((None,), object)}
     rows = (
       np.arange(p, len(self._records), config.batch_size) for p in positions
     )

@@ -79,8 +79,13 @@ class _OfPaths(Stage):
     others the first that links to the next one of the path; or else the first.
 
     Raises:
-      RealmError: A path is longer than `max_hops`.
+      RealmError: No question has a path, or one is longer than `max_hops`.
     """
+    if "gold" not in batch.host:
+      raise RealmError(
+        "no question has a path; give each the documents that lead to its "
+        "answer, as `gold_titles` or `gold_ids`"
+      )
     search, paths = AnswersInBlocks(corpus), list[list[int]]()
     for ids, answers in zip(batch.host["gold"], batch.answers, strict=True):
       documents = [corpus.document_rows(one.decode()) for one in ids if one]
