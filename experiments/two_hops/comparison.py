@@ -148,6 +148,7 @@ def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
 def _bm25(steps: TwoHopSteps) -> dict[str, float]:
   """Two rounds of BM25, read by the reader of two hops."""
   made = _two_hop_run(steps)
+  run_in_cpu_seconds(made)
   snapshot = steps.last_snapshot(made, "build_index_bm25")
   return steps.figures_of("bm25", "eval_two_hops", made, snapshot)
 

@@ -1,7 +1,7 @@
 """Tables: TSV, parquet, and the arrow files of Hugging Face's `datasets`.
 
-Each is read in order, some rows at a time. The paragraphs of HotpotQA's
-questions are a table, too, which is read at once.
+Each is read in order, some rows at a time, and HotpotQA's questions with their
+paragraphs at once.
 """
 
 import csv

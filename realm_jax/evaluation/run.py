@@ -486,7 +486,7 @@ class TrainedRun:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
     """
-    if self.config.paths is not None:
+    if self.config.paths is not None and self.config.candidates != "none":
       return self.config.paths.search(self, token_ids, k)
     if not self.reranks:
       return self.search_blocks(token_ids, k, current=current)
@@ -496,9 +496,9 @@ class TrainedRun:
 
   @property
   def reranks(self) -> bool:
-    """Whether a cross-encoder orders anew what is found."""
-    finds_nothing = self.config.candidates == "none"
-    has_one = RERANKER in self.components and not finds_nothing
+    """Whether a cross-encoder orders anew what is found: blocks, not paths."""
+    finds_blocks = self.config.candidates != "none" and not self.config.paths
+    has_one = RERANKER in self.components and finds_blocks
     return has_one and self.config.rerank_depth > 0
 
   def restricted(self: AnyRun, where: Where | None, *, rerank: bool) -> AnyRun:

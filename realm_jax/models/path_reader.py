@@ -37,7 +37,7 @@ class PathReader(BertReader):
     *,
     num_starts: int,
   ) -> Spans:
-    """Returns the spans, of which only those of the best path are any."""
+    """Returns the spans of the best path; those of others are none."""
     del hidden
     scores, spans = self.paths_and_spans(inputs, num_starts=num_starts)
     has_words = spans.is_span.any(axis=(2, 3))

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
 _FORMAT = 5
-# Fills rows of retrieved ids, none of which is negative.
+# Fills up rows of retrieved ids, which are never negative.
 _NO_ID = -1
 # What a run shares with the checkpoint that it continues from: the values of
 # `_SETTINGS`, the SHA-256 of its `vocabulary` and, of the view that its reader
@@ -394,7 +394,7 @@ def _taken(
   if "encoder" in fresh and "encoder" in stored:
     if lacking := [part for part in fresh if part not in stored]:
       logging.info("%s start from random values", ", ".join(lacking))
-    # What the component has no place for is read, too.
+    # orbax restores a component whole: also what has no place here.
     wanted = {
       part: wanted.get(
         part, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)

@@ -50,7 +50,7 @@ class BeamOverLinks:
     beam: Number of paths that are kept in each step, and so that are found.
     max_hops: Number of blocks of the longest path.
     num_seeds: Number of blocks with which a path may begin.
-    num_others: Number of blocks of a step that may come in the next, too.
+    num_others: Number of blocks of a step that may also come in the next.
     max_links: Number of blocks that one may lead to: the first in its text.
     within_documents: Whether blocks of one document lead to each other.
   """

@@ -70,7 +70,7 @@ class TwoHops:
   ) -> Int[np.ndarray, "b n m"]:
     """Returns the places of the second blocks among those that were found.
 
-    That of the first block itself comes last.
+    The first block, if the second search finds it again, comes last.
     """
     is_first = second == first[..., None]
     order = np.argsort(is_first, axis=-1, kind="stable")

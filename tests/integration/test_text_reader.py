@@ -19,7 +19,7 @@ from realm_jax.evaluation.evaluate import evaluate
 from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
-from tests.integration.commands import Commands, losses
+from tests.integration.commands import MODEL_FILE, Commands, losses
 from tests.json_lines import read_lines
 from tests.text.test_sentencepieces import MODEL
 from tests.tiny_world import World
@@ -164,13 +164,16 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(
   assert realm_jax.load(answering).snapshot_step == 4
 
 
-def test_a_cross_encoder_chooses_what_is_read(viewed, tmp_path):
+@pytest.mark.parametrize(
+  ("stage", "reader"), [("text_to_text", _MODEL), ("open_qa", MODEL_FILE)]
+)
+def test_a_cross_encoder_chooses_what_is_read(stage, reader, viewed, tmp_path):
   model = tmp_path / "model.gin"
   model.write_text(
     "from __gin__ import dynamic_registration\n"
     "from realm_jax.models import bert\n"
     "from realm_jax.models import cross_encoder\n"
-    f'include "{_MODEL}"\n'
+    f'include "{reader}"\n'
     "cross_encoder.CrossEncoder.bert = @bert.BertConfig()\n"
     "cross_encoder.CrossEncoder.joint_length = %JOINT_LENGTH\n"
     'COMPONENTS = {"reranker": @cross_encoder.CrossEncoder()}\n'
@@ -184,7 +187,7 @@ def test_a_cross_encoder_chooses_what_is_read(viewed, tmp_path):
     "SWAP_SNAPSHOTS": False,
   }
   with pytest.raises(RealmError, match="the reranker is not trained here"):
-    commands.train("text_to_text", tmp_path / "none", **settings)
+    commands.train(stage, tmp_path / "none", **settings)
   words = viewed.corpus.vocabulary
   module = CrossEncoder(
     tiny_world.RETRIEVER.bert, joint_length=tiny_world.JOINT_LENGTH
@@ -198,8 +201,10 @@ def test_a_cross_encoder_chooses_what_is_read(viewed, tmp_path):
     store.save(0, {"reranker": reranker, "loop": loop_record([])})
     store.wait()
   settings["INITIAL_CHECKPOINT"] = tmp_path / "initial"
+  if stage == "open_qa":
+    settings["NUM_MICROBATCHES"] = 2
   with commands.index_builder(tmp_path / "run"):
-    commands.train("text_to_text", tmp_path / "run", **settings)
+    commands.train(stage, tmp_path / "run", **settings)
   # What comes after has the same cross-encoder, and as many blocks for it.
   run = realm_jax.load(tmp_path / "run")
   assert run.reranks and run.config.rerank_depth == 7

@@ -15,6 +15,7 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.paths import joined_block
 from realm_jax.corpus.store import NULL_BLOCK
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
@@ -103,6 +104,28 @@ def test_a_path_is_read_as_one_block(corpus):
     ):
       word = corpus.vocabulary.encode(body[start:limit].decode())
       assert word[0] == piece or body[start:limit] == b"ce"
+
+
+def test_a_title_in_a_path_keeps_its_place_in_the_text(world):
+  corpus = world.corpus
+  first, second = corpus.block(0), corpus.block(7)
+  assert second.title
+  joined = joined_block([first, second], corpus.vocabulary)
+  body, start = joined.text.encode(), len(first.body_token_ids)
+  ids = joined.body_token_ids[start : start + second.title_length]
+  ranges = joined.byte_ranges[start : start + second.title_length]
+  title = body[ranges[0, 0] : ranges[-1, 1]].decode()
+  assert corpus.vocabulary.encode(title) == ids.tolist()
+  assert title in second.title
+  rest = joined.byte_ranges[start + second.title_length :]
+  own = second.byte_ranges[:, 1] - second.byte_ranges[:, 0]
+  np.testing.assert_array_equal(rest[:, 1] - rest[:, 0], own)
+  assert body[rest[0, 0] :].decode().startswith(second.text[:5])
+
+
+def test_more_paths_than_the_beams_may_find_are_refused():
+  with pytest.raises(RealmError, match="may find 2; lower NUM_READ"):
+    TwoHopQa(TwoHops(2, 2), num_read=5)
 
 
 def _components() -> Components:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -99,6 +100,18 @@ class TwoHopQa(Stage):
   num_searches = 2
   asked = "question"
   evaluation = "gin/runs/eval.gin"
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    first, second = self.paths.first_beam, self.paths.second_beam
+    pairs = self.num_read - min(self.num_read // 2, first)
+    # Each may have been found in both orders.
+    if pairs > (most := first * second // 2):
+      raise RealmError(
+        f"NUM_READ={self.num_read} takes {pairs} paths of two blocks, and "
+        f"FIRST_BEAM={first} with SECOND_BEAM={second} may find {most}; lower "
+        "NUM_READ, or widen a beam"
+      )
 
   @property
   def retrieval(self) -> Retrieval:
