@@ -3,21 +3,29 @@
 Each company has a page, whose title is its name and which states facts that no
 note has. A question names a person, and asks for a fact of a company that notes
 connect with the person. So it shares no name with the text that answers it, and
-a note leads there: it mentions the title of the page.
+a note leads there: it mentions the title of the page. No other text contains
+the answer, so that a block does not have it by chance.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from experiments.world.documents import Document, Sentence
-from experiments.world.facts import SPLITS, Fact, Split, make_facts
+from experiments.world.facts import (
+  SPLITS,
+  Entities,
+  Fact,
+  Split,
+  make_facts,
+)
+from experiments.world.names import make_entities
 from experiments.world.questions import Question
-from experiments.world.relations import parse_relations
+from experiments.world.relations import EntityKind, parse_relations
 from experiments.world.world import World, question_record
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
@@ -79,11 +87,10 @@ class Chains:
 def add_chains(world: World, config: ChainConfig, *, seed: int) -> Chains:
   """Adds pages of companies and their facts to a world, which stays as it is.
 
-  Facts connect entities of one split only, as in the world.
+  The values of the new facts are new names, each of one page.
   """
   generator = np.random.default_rng([seed, 2])
-  groups = [world.splits[split] for split in SPLITS]
-  added = make_facts(generator, groups, RELATIONS)
+  added = _make_facts(generator, world)
   facts = [*world.facts, *added]
   pages = _write_pages(generator, facts, first=len(world.facts))
   documents = [*world.documents, *pages]
@@ -130,6 +137,28 @@ def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
     with json_lines(folder / f"chains-{name}.jsonl") as write:
       for place in order.tolist():
         write(group[place])
+
+
+def _make_facts(generator: np.random.Generator, world: World) -> list[Fact]:
+  """Makes the facts of all companies, each with a value that no other has."""
+  companies = [world.splits[split]["company"] for split in SPLITS]
+  avoid, added = [*itertools.chain(*world.entities.values())], []
+  for relation in RELATIONS:
+    kind = cast(EntityKind, relation.value)
+    count = len(world.entities["company"])
+    drawn = make_entities(generator, {kind: 2 * count}, avoid=avoid)[kind]
+    # None that is a part of another, such as "Tavora" of "New Tavora".
+    values = [name for name in drawn if " " not in name][:count]
+    avoid += values
+    ends = np.cumsum([0, *map(len, companies)])
+    groups: list[Entities] = [
+      {"company": own, kind: values[start:end]}
+      for own, (start, end) in zip(
+        companies, itertools.pairwise(ends), strict=True
+      )
+    ]
+    added += make_facts(generator, groups, [relation])
+  return added
 
 
 def _write_pages(

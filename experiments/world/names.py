@@ -7,6 +7,7 @@ and "New Tavora". Such similar names make a retriever compare whole names.
 """
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -42,9 +43,15 @@ _SPAN = re.compile(rf"{_NAMES}|(?P<number>\b\d+\b)".encode())
 
 
 def make_entities(
-  generator: np.random.Generator, counts: dict[relations.EntityKind, int]
+  generator: np.random.Generator,
+  counts: dict[relations.EntityKind, int],
+  *,
+  avoid: Iterable[str] = (),
 ) -> Entities:
-  """Returns different names for `counts[kind]` entities of each kind."""
+  """Returns different names for `counts[kind]` entities of each kind.
+
+  None has a word of the names to `avoid`.
+  """
   # No name may be a word of the templates.
   used = {
     word.strip(".,?{}").lower()
@@ -52,6 +59,7 @@ def make_entities(
     for template in relation.templates
     for word in template.split()
   }
+  used.update(word.lower() for name in avoid for word in name.split())
   entities, draw = Entities(), generator.choice
   for kind, count in counts.items():
     num_similar, words = count // _NAMES_PER_SIMILAR_NAME, list[str]()
