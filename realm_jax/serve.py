@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
@@ -30,7 +30,7 @@ from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import RunConfig, TrainedRun
-  from realm_jax.serving.service import Service
+  from realm_jax.serving.service import FeedbackConfig, Service
 
 _HOST = flags.DEFINE_string(
   "host",
@@ -88,6 +88,28 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
   "Let clients change blocks, by /update, for all who ask.",
 )
 
+_ACCEPT_FEEDBACK = flags.DEFINE_bool(
+  "accept_feedback",
+  False,
+  "Log what /retrieve finds, and take rewards by /feedback (docs/agents.md).",
+)
+_FEEDBACK_DIR = flags.DEFINE_string(
+  "feedback_dir", None, "Folder of that log; by default MODEL_DIR/feedback."
+)
+_EXPLORE_TEMPERATURE = flags.DEFINE_float(
+  "explore_temperature",
+  None,
+  "Draw what /retrieve shows from a softmax of the candidates' scores divided "
+  "by this. By default the best are shown.",
+  lower_bound=1e-3,
+)
+_POOL_SIZE = flags.DEFINE_integer(
+  "pool_size", 20, "Number of candidates of a query that are logged.", 1, 1000
+)
+_MAX_FEEDBACK_GIB = flags.DEFINE_float(
+  "max_feedback_gib", 16.0, "Size of the log beyond which it takes no more."
+)
+
 _NUM_EXAMPLES = 4
 _POLL_SECONDS = 5.0
 _MAX_PAUSE_SECONDS = 300.0
@@ -128,7 +150,8 @@ def _serve(config: "RunConfig") -> None:
   from realm_jax.inputs.question_files import read_json_lines
   from realm_jax.serving.service import Service
 
-  with listening:
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(listening)
     examples = []
     if _EXAMPLE_QUESTIONS.value is not None:
       questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
@@ -145,7 +168,8 @@ def _serve(config: "RunConfig") -> None:
         modules=flags.FLAGS.modules,
       )
       masked_run = TrainedRun.load(masked.build(RunConfig))
-    service = Service(run, masked_run, examples=examples)
+    feedback = stack.enter_context(_feedback(run.model_dir))
+    service = Service(run, masked_run, examples=examples, feedback=feedback)
     if _FOLLOW.value:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
@@ -174,6 +198,31 @@ def _serve(config: "RunConfig") -> None:
     # The interpreter would wait for a compilation, or end in its midst.
     sys.stdout.flush()
     os._exit(0)
+
+
+@contextlib.contextmanager
+def _feedback(model_dir: epath.Path) -> Iterator["FeedbackConfig | None"]:
+  """Opens the log of feedback, which one service at a time writes."""
+  from realm_jax.feedback.log import FeedbackLog
+  from realm_jax.serving.service import FeedbackConfig
+  from realm_jax.storage.sole_process import sole_process
+
+  if not _ACCEPT_FEEDBACK.value:
+    if _EXPLORE_TEMPERATURE.value is not None:
+      raise RealmError(
+        "--explore_temperature draws lists to learn from, which nothing logs; "
+        "add --accept_feedback"
+      )
+    yield None
+    return
+  directory = _FEEDBACK_DIR.value or os.fspath(model_dir / "feedback")
+  size = int(_MAX_FEEDBACK_GIB.value * 2**30)
+  advice = "stop it, or give this one another --feedback_dir"
+  with (
+    sole_process(directory, "service", advice=advice),
+    contextlib.closing(FeedbackLog(directory, max_bytes=size)) as log,
+  ):
+    yield FeedbackConfig(log, _POOL_SIZE.value, _EXPLORE_TEMPERATURE.value)
 
 
 def follow(

@@ -56,6 +56,7 @@ _OWN = {
   "contrastive": f"{_STAGES}.contrastive:Contrastive",
   "cross_encoder": "realm_jax.models.cross_encoder:CrossEncoder",
   "data": "realm_jax.inputs.config:DataConfig",
+  "feedback_learning": f"{_STAGES}.feedback:FeedbackLearning",
   "distilled": f"{_STAGES}.reranking:Distilled",
   "graph_qa": f"{_STAGES}.graph_qa:GraphQa",
   "graph_reader": "realm_jax.models.graph_reader:GraphReader",

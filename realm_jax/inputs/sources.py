@@ -56,6 +56,19 @@ class Records(Protocol):
     ...
 
 
+@runtime_checkable
+class GrowingRecords(Records, Protocol):
+  """Records that become more while they are read, such as those of a log.
+
+  They choose the record of a position themselves, so a resumed stream does not
+  repeat what was chosen before.
+  """
+
+  def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Returns the records for positions, which have these hashes."""
+    ...
+
+
 class InMemoryRecords:
   """The records of a source without random access, read once into memory.
 
@@ -259,12 +272,15 @@ class RecordReader:
   def _read(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
     """Returns each column, padded, then the lengths in the ragged ones."""
     try:
-      indices = record_indices(
-        positions,
-        size=self.num_records,
-        seed=self._seed,
-        shuffle=self._shuffle,
-      )
+      if isinstance(self._records, GrowingRecords):
+        indices = self._records.choose(hashes(positions, seed=self._seed))
+      else:
+        indices = record_indices(
+          positions,
+          size=self.num_records,
+          seed=self._seed,
+          shuffle=self._shuffle,
+        )
       found = self._records.lookup(indices)
       columns = self._structure.flatten_up_to({n: found[n] for n in self._spec})
       joined, lengths = [], []

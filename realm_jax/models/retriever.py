@@ -24,6 +24,8 @@ from realm_jax.settings import (
 )
 
 POOLINGS = ("pooler", "cls", "mean", "last")
+# Component that stays as the retriever of INITIAL_CHECKPOINT is.
+START_RETRIEVER = "start_retriever"
 # That of all matrix products that only retrieval depends on. By default those
 # of float32 are rounded to bfloat16 on TPUs.
 PRECISION = jax.lax.Precision.HIGHEST

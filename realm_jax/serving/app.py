@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from typing import Any
 
+import anyio.to_thread
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
@@ -31,7 +32,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
-from realm_jax.serving.service import RequestError, Service, checked
+from realm_jax.feedback.log import Rewards, checked_rewards
+from realm_jax.serving.service import Logged, RequestError, Service, checked
 from realm_jax.serving.turns import OfTexts, Turns
 
 _HEADERS = {
@@ -107,6 +109,7 @@ class PageApp:
         Route("/retrieve", self._retrieve, methods=["POST"]),
         Route("/ask", self._answer, methods=["POST"]),
         Route("/update", self._update, methods=["POST"]),
+        Route("/feedback", self._feedback, methods=["POST"]),
         Mount(
           "/", StaticFiles(packages=[("realm_jax.serving", "page")], html=True)
         ),
@@ -218,7 +221,13 @@ class PageApp:
       raise RequestError(f"{name}={k!r}; want 1 to {MAX_BLOCKS}")
     scores = _flag(fields, "return_scores", default=False)
     rerank = _flag(fields, "rerank", default=True)
-    given: dict[str, Any] = {"k": k, "where": where, "rerank": rerank}
+    explore = _flag(fields, "explore", default=True)
+    given: dict[str, Any] = {
+      "k": k,
+      "where": where,
+      "rerank": rerank,
+      "explore": explore,
+    }
     find: OfTexts = functools.partial(self._service.retrieve, **given)
     if is_of_search_r1:
       find = functools.partial(
@@ -228,9 +237,10 @@ class PageApp:
       request,
       find,
       fields["queries"],
-      (name, k, scores, rerank, json.dumps(where)),
+      (name, k, scores, rerank, explore, json.dumps(where)),
       name="result" if is_of_search_r1 else "results",
       per_text=k,
+      is_logged=self._service.feedback is not None,
     )
 
   async def _answer(self, request: Request) -> Response:
@@ -250,10 +260,12 @@ class PageApp:
     *,
     name: str = "results",
     per_text: int = _BLOCKS_PER_QUESTION,
+    is_logged: bool = False,
   ) -> Response:
     """Answers a program: in the field `name`, a result for each text.
 
-    `per_text` blocks are retrieved for each.
+    `per_text` blocks are retrieved for each. If they are logged, the reply has
+    the `request_ids` of the lists, in the order of the texts.
     """
     most = min(MAX_TEXTS, MAX_RETRIEVED // per_text)
     if not isinstance(texts, list) or not 1 <= len(texts) <= most:
@@ -261,12 +273,17 @@ class PageApp:
         f"want a list of 1 to {most} texts, where {per_text} blocks are "
         "retrieved for each; send them in several requests"
       )
-    cost = len(texts) * per_text
+    cost, ids = len(texts) * per_text, ""
+    feedback = self._service.feedback
+    if is_logged and feedback is not None:
+      texts = [Logged(text, feedback.log.new_id()) for text in texts]
+      ids = json.dumps([one.request_id for one in texts])
+      ids = f', "request_ids": {ids}'
     computed = await self._turns.compute(
       function, texts, key, cost, is_gone=request.is_disconnected
     )
-    content = b'{"%s": [%s]}' % (name.encode(), b", ".join(computed))
-    return Response(content, media_type=_JSON)
+    given = name.encode(), b", ".join(computed), ids.encode()
+    return Response(b'{"%s": [%s]%s}' % given, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:
     if not self._allow_updates:
@@ -277,6 +294,17 @@ class PageApp:
     # It is done for all clients, also where the one that asked has gone.
     told = await self._turns.alone(lambda: self._service.update(texts), _never)
     return Response(told, media_type=_JSON)
+
+  async def _feedback(self, request: Request) -> Response:
+    if self._service.feedback is None:
+      raise HTTPException(
+        403, "this service takes no feedback; start it with --accept_feedback"
+      )
+    fields = await _fields(request, "feedback")
+    rewards = _rewards(fields["feedback"])
+    # Not after requests that wait for the devices.
+    told = await anyio.to_thread.run_sync(self._service.take_feedback, rewards)
+    return JSONResponse(told)
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:
@@ -341,6 +369,30 @@ def _texts_of_blocks(blocks: Any) -> dict[str, str]:
       'the blocks are not [{"id": "…", "text": "…"}], with ids of an answer: '
       f"{error!r}"
     ) from None
+
+
+def _rewards(sent: Any) -> list[tuple[str, Rewards]]:
+  """Returns request IDs, each with its rewards.
+
+  Raises:
+    RequestError, FeedbackError: They are malformed, or too many.
+  """
+  if not isinstance(sent, list) or not 1 <= len(sent) <= MAX_TEXTS:
+    raise RequestError(
+      f"want a list of 1 to {MAX_TEXTS} objects "
+      '{"request_id": "…", "rewards": …} as feedback'
+    )
+  found = list[tuple[str, Rewards]]()
+  for one in sent:
+    if not isinstance(one, dict) or not {"request_id", "rewards"} <= {*one}:
+      raise RequestError(
+        f'{one!r:.60} is no feedback; want {{"request_id": "…", "rewards": …}}'
+      )
+    name, rewards = checked(one["request_id"]), one["rewards"]
+    if isinstance(rewards, list) and len(rewards) > MAX_BLOCKS:
+      raise RequestError(f"{len(rewards)} rewards are more than any list has")
+    found.append((name, checked_rewards(rewards)))
+  return found
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -27,6 +27,8 @@ from realm_jax.evaluation.run import (
   SENTENCE,
   TrainedRun,
 )
+from realm_jax.feedback.log import FeedbackLog, Rewards, Served, drawn_order
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.settings import Asked
 
 # Blocks that may have another text in memory than in the corpus.
@@ -41,6 +43,30 @@ class RequestError(RealmError):
   """A request that is malformed, beyond a limit, or for no run of the page."""
 
 
+class Logged(NamedTuple):
+  """A query whose list is logged, under this request ID."""
+
+  query: Any
+  request_id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedbackConfig:
+  """What a service logs, and whether it explores.
+
+  Attributes:
+    log: The log of lists and rewards.
+    pool_size: Number of candidates of a list that are logged, at least as many
+      as are shown.
+    temperature: What the order of a list is drawn by, from its candidates by
+      the retriever's scores; None shows the best.
+  """
+
+  log: FeedbackLog
+  pool_size: int = 20
+  temperature: float | None = None
+
+
 class Service:
   """Retrieves, answers and explains for all clients.
 
@@ -50,9 +76,11 @@ class Service:
 
   Attributes:
     problem: Why no newer checkpoint is served, if one cannot be loaded.
+    feedback: What is logged for feedback; None for nothing.
 
   Raises:
     CheckpointError: The second run does not fill in sentences.
+    RequestError: The run retrieves paths, for which there is no feedback.
   """
 
   def __init__(
@@ -61,6 +89,7 @@ class Service:
     masked_run: TrainedRun | None = None,
     *,
     examples: Sequence[str] = (),
+    feedback: FeedbackConfig | None = None,
   ):
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
@@ -70,6 +99,14 @@ class Service:
     self._changing = threading.Lock()
     self._updates: dict[str, str] = {}
     self._examples = list(examples)
+    self.feedback = feedback
+    if feedback is not None and run.config.paths is not None:
+      raise RequestError(
+        "paths of blocks are retrieved, and feedback is for single blocks; "
+        "leave out --accept_feedback"
+      )
+    # Of the orders that are drawn.
+    self._generator = np.random.default_rng()
     self.problem: str | None = None
 
   @property
@@ -99,8 +136,21 @@ class Service:
     return {
       "status": "ok" if self.problem is None else "stale",
       **_source(self._run),
+      **self._logged(),
       "age_seconds": round(time.monotonic() - self._loaded_at, 1),
       "problem": self.problem,
+    }
+
+  def _logged(self) -> dict[str, Any]:
+    if self.feedback is None:
+      return {}
+    log = self.feedback.log
+    return {
+      "feedback": {
+        "lists": log.num_lists,
+        "rewards": log.num_rewards,
+        "is_full": log.is_full,
+      }
     }
 
   def warm_up(self) -> None:
@@ -127,22 +177,99 @@ class Service:
     where: Where | None = None,
     *,
     rerank: bool = True,
+    explore: bool = False,
   ) -> Iterator[dict[str, Any]]:
     """Yields the k best blocks that a filter lets through for each text.
 
-    Without `rerank`, they are in the retriever's order. docs/service.md has the
-    fields. The entry of a text that cannot be searched for has an `error`.
+    Without `rerank`, they are in the retriever's order. To `explore` draws them
+    by the temperature of `feedback`, if it has one, from the retriever's
+    candidates. The lists of texts that are `Logged` are logged. docs/service.md
+    has the fields. The entry of a text that cannot be searched for has an
+    `error`.
     """
-    run = self._run.restricted(where, rerank=rerank)
+    feedback = self.feedback
+    is_drawn = explore and feedback is not None and feedback.temperature
+    run = self._run.restricted(where, rerank=rerank and not is_drawn)
 
     def blocks(
-      token_ids: Int32[np.ndarray, "n q"], _: Sequence[str]
+      token_ids: Int32[np.ndarray, "n q"], asked: Sequence[Any]
     ) -> Iterator[dict[str, Any]]:
-      found = run.search(token_ids, k)
-      for hits in run.hits(found):
-        yield {"blocks": [hit.json() for hit in hits], **_source(run)}
+      ids = [one.request_id for one in asked if isinstance(one, Logged)]
+      if feedback is None or not ids:
+        found = run.search(token_ids, k)
+      else:
+        queries = [one.query for one in asked]
+        found = self._search_and_log(
+          *(run, feedback, token_ids, queries, ids),
+          k=k,
+          temperature=feedback.temperature if is_drawn else None,
+        )
+      for number, hits in enumerate(run.hits(found)):
+        told = {"blocks": [hit.json() for hit in hits], **_source(run)}
+        yield told | ({"request_id": ids[number]} if ids else {})
 
     return _each(run, texts, "query", blocks)
+
+  def _search_and_log(
+    self,
+    run: TrainedRun,
+    feedback: FeedbackConfig,
+    token_ids: Int32[np.ndarray, "n q"],
+    queries: Sequence[str],
+    ids: Sequence[str],
+    *,
+    k: int,
+    temperature: float | None,
+  ) -> SearchResult:
+    """Searches for the candidates of lists, logs these, and returns the lists.
+
+    Nothing is logged where a filter lets fewer blocks through.
+    """
+    found = run.search(token_ids, max(k, feedback.pool_size))
+    shown = np.tile(np.arange(min(k, found.rows.shape[1])), (len(ids), 1))
+    if temperature is not None:
+      shown = drawn_order(
+        found.scores, temperature=temperature, k=k, generator=self._generator
+      )
+    # A text that was changed in memory is not the corpus's.
+    is_edited = np.isin(found.rows, [*run.edits])
+    hashes = np.where(is_edited, 0, run.corpus.content_hashes[found.rows])
+    block_ids = run.corpus.block_ids[found.rows]
+    lists = {
+      name: Served(
+        queries[number],
+        block_ids[number],
+        hashes[number],
+        found.scores[number],
+        shown[number],
+        temperature,
+        **_source(run),
+      )
+      for number, name in enumerate(ids)
+      if (found.rows[number] != NULL_ROW).all()
+    }
+    feedback.log.add_lists([*lists], [*lists.values()])
+    rows, scores = (
+      np.take_along_axis(x, shown, axis=1) for x in (found.rows, found.scores)
+    )
+    own = found.retriever_scores
+    if own is not None:
+      own = np.take_along_axis(own, shown, axis=1)
+    return SearchResult(rows, scores, own)
+
+  def take_feedback(
+    self, rewards: Sequence[tuple[str, Rewards]]
+  ) -> dict[str, int]:
+    """Logs the rewards of lists by their request IDs; says how many were new.
+
+    Raises:
+      RequestError: The service takes none.
+      FeedbackError: An ID is none of this service, or the log is full.
+    """
+    if self.feedback is None:
+      raise RequestError("this service takes no feedback")
+    new = self.feedback.log.add_rewards(rewards)
+    return {"accepted": new, "repeated": len(rewards) - new}
 
   def documents(
     self,
@@ -151,13 +278,16 @@ class Service:
     where: Where | None = None,
     *,
     rerank: bool = True,
+    explore: bool = False,
     return_scores: bool,
   ) -> Iterator[list[dict[str, Any]]]:
     """Yields the same in the form of Search-R1's retrieval server.
 
     A text that cannot be searched for has no documents.
     """
-    for one in self.retrieve(texts, k, where, rerank=rerank):
+    for one in self.retrieve(
+      *(texts, k, where), rerank=rerank, explore=explore
+    ):
       found = []
       for block in one.get("blocks", ()):
         document = {name: block[name] for name in ("id", "title", "text")}
@@ -271,7 +401,7 @@ def _each(
   texts: Sequence[Any],
   name: str,
   function: Callable[
-    [Int32[np.ndarray, "n q"], Sequence[str]], Iterable[dict[str, Any]]
+    [Int32[np.ndarray, "n q"], Sequence[Any]], Iterable[dict[str, Any]]
   ],
 ) -> Iterator[dict[str, Any]]:
   """Yields what a function makes of each text, with the text by its name.
@@ -279,7 +409,8 @@ def _each(
   The function takes the tokens and the texts of those that can be searched for;
   another text has an `error`.
   """
-  refused: dict[int, RealmError] = {}
+  sent, refused = texts, dict[int, RealmError]()
+  texts = [one.query if isinstance(one, Logged) else one for one in sent]
   for number, text in enumerate(texts):
     try:
       checked(text)
@@ -290,7 +421,7 @@ def _each(
   )
   refused = unknown | refused
   good = [number for number in range(len(texts)) if number not in refused]
-  told = iter(function(token_ids[good], [texts[number] for number in good]))
+  told = iter(function(token_ids[good], [sent[number] for number in good]))
   for number, text in enumerate(texts):
     if number in refused:
       # What is no text may be infinite, which JSON cannot hold.

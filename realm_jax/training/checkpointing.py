@@ -34,6 +34,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.models import lora
 from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import START_RETRIEVER
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.encoder_inputs import to_words
@@ -46,6 +47,8 @@ T = TypeVar("T")
 _FORMAT = 5
 # Fills up rows of retrieved ids, which are never negative.
 _NO_ID = -1
+# Components that are stored under another name where a run starts from.
+_STORED_AS = {START_RETRIEVER: "retriever"}
 # What a run shares with the checkpoint that it continues from: the values of
 # `_SETTINGS`, the SHA-256 of its `vocabulary` and, of the view that its reader
 # reads, its `reader_vocabulary`, the `corpus_version` of its
@@ -298,9 +301,9 @@ class Checkpointer:
       store.require_vocabulary(step, self._vocabulary)
       if name == "reader":
         self._require_reader_vocabulary(store, step)
-      if name in present:
+      if (stored := _STORED_AS.get(name, name)) in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
-        return _taken(store, step, name, fresh)
+        return _taken(store, step, stored, fresh)
     is_named = name == "reader" and self._config.initial_reader
     if not present or is_named or name in self._required:
       raise CheckpointError(

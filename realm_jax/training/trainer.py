@@ -17,6 +17,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.path_retriever import PATH_RETRIEVER
+from realm_jax.models.retriever import START_RETRIEVER
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
@@ -107,7 +108,7 @@ def open_run(
     checkpoints = Checkpointer(
       *(store, setup.identity, sources),
       max_failures=0 if saves_once else 3,
-      required={RERANKER, PATH_RETRIEVER}
+      required={RERANKER, PATH_RETRIEVER, START_RETRIEVER}
       & {n for one in config.stages for n in one.frozen},
     )
     state, loop_state = checkpoints.initialize_or_restore(

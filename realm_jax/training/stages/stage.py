@@ -57,23 +57,25 @@ class Encoders(NamedTuple):
     module = self.components[component]
     return module.apply(variables, *arguments, rngs=rngs, **settings)
 
-  def candidate_scores(self, inputs: EncoderInputs) -> Float[jax.Array, "b k"]:
+  def candidate_scores(
+    self, inputs: EncoderInputs, *, component: str = "retriever"
+  ) -> Float[jax.Array, "b k"]:
     """Returns f(x, z) of each query's candidates: see `candidate_vectors`."""
-    queries, candidates = self.candidate_vectors(inputs)
+    queries, candidates = self.candidate_vectors(inputs, component=component)
     return relevance(
       queries,
       candidates.reshape(len(queries), -1, queries.shape[-1]),
-      score_scale=self.components.retriever.score_scale,
+      score_scale=self.components[component].score_scale,
     )
 
   def candidate_vectors(
-    self, inputs: EncoderInputs
+    self, inputs: EncoderInputs, *, component: str = "retriever"
   ) -> tuple[Float[jax.Array, "q d"], Float[jax.Array, "n d"]]:
     """Returns the vectors of all queries, and of all candidates in order.
 
     The blocks are those that `distinct_blocks` has laid out.
     """
-    queries, blocks = self.apply("retriever", inputs.queries, inputs.blocks)
+    queries, blocks = self.apply(component, inputs.queries, inputs.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
     candidates = jnp.take_along_axis(

@@ -1,0 +1,1 @@
+"""What clients report of the passages that a service retrieved for them."""

@@ -1,0 +1,255 @@
+"""The feedback log: what a service has retrieved, and what it was worth.
+
+A folder has the files log-00000.jsonl, log-00001.jsonl and so on, to which one
+service appends. A line is a list that was served,
+
+    {"list": ID, "time": 1.7e9, "query": TEXT, "blocks": [INT64],
+     "hashes": [INT64], "scores": [FLOAT], "shown": [PLACE],
+     "temperature": FLOAT or null, "checkpoint": STEP, "snapshot": STEP}
+
+or the rewards of one: `{"rewards": [FLOAT] or FLOAT, "of": ID, "time": …}`. The
+`blocks` are the candidates with their scores, best first, and `shown` are the
+places of those that the client got, in its order. Where there is a temperature,
+that order was drawn from scores / temperature (Plackett–Luce), so its
+probability follows from the line. A client sends rewards and an ID that it was
+given; nothing else of it is read.
+"""
+
+import base64
+import collections
+import dataclasses
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Int
+
+from realm_jax.errors import RealmError
+from realm_jax.storage.paths import is_remote
+
+# Rewards are between −1 and 1, so that no client outweighs all others.
+MAX_REWARD = 1.0
+# Lists whose rewards a service knows, to tell a repetition from news.
+_NUM_RECENT = 100_000
+_FILE_BYTES = 64 << 20
+_NAME = "log-{:05}.jsonl"
+_KEY = "key"
+
+Rewards = float | Sequence[float]
+
+
+class FeedbackError(RealmError):
+  """Feedback that is malformed, or for no list of this service."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """A list that was served for a query.
+
+  Attributes:
+    query: The query's text.
+    blocks: Ids of the candidates.
+    hashes: Content hashes of their texts; 0 where a text is not the corpus's.
+    scores: f(x, z) of the candidates, times the retriever's scale.
+    shown: Places among the candidates of the blocks that the client got.
+    temperature: What their order was drawn by; None for the best ones.
+    checkpoint, snapshot: What found them.
+  """
+
+  query: str
+  blocks: Int[np.ndarray, " n"]
+  hashes: Int[np.ndarray, " n"]
+  scores: Float[np.ndarray, " n"]
+  shown: Int[np.ndarray, " k"]
+  temperature: float | None
+  checkpoint: int
+  snapshot: int
+
+
+def log_files(directory: epath.PathLike) -> list[Path]:
+  """Returns the files of a log, oldest first."""
+  return sorted(Path(directory).glob(_NAME.replace("{:05}", "*")))
+
+
+def checked_rewards(rewards: Any) -> Rewards:
+  """Returns rewards as they were sent: a number, or one for each passage.
+
+  Raises:
+    FeedbackError: They are neither, or beyond the bounds.
+  """
+  several = rewards if isinstance(rewards, list) else [rewards]
+  for reward in several:
+    is_number = isinstance(reward, int | float) and type(reward) is not bool
+    if not (is_number and abs(reward) <= MAX_REWARD):
+      # NaN is beyond every bound.
+      shown = f"{reward!r:.50}"
+      raise FeedbackError(
+        f"a reward is {shown}; want numbers from {-MAX_REWARD:g} to "
+        f"{MAX_REWARD:g}, one for the list, or one for each passage of it"
+      )
+  return rewards
+
+
+class FeedbackLog:
+  """The log to which a service appends, from any of its threads.
+
+  A request ID carries its own proof that this service gave it away, so IDs need
+  no memory, and a restarted service takes the rewards of lists that were served
+  before.
+
+  Args:
+    directory: Folder of the log, on a disk.
+    max_bytes: Size of the log beyond which it takes nothing more.
+
+  Attributes:
+    num_lists, num_rewards: Numbers of lines that this service has written.
+
+  Raises:
+    RealmError: The folder is in a bucket, whose files cannot grow.
+  """
+
+  def __init__(self, directory: epath.PathLike, *, max_bytes: int = 16 << 30):
+    if is_remote(epath.Path(directory)):
+      raise RealmError(
+        f"a feedback log cannot grow in a bucket, as {directory} is; give "
+        "--feedback_dir=FOLDER on a disk"
+      )
+    self.directory = Path(directory)
+    self.directory.mkdir(parents=True, exist_ok=True)
+    self._key = self._read_key()
+    files = log_files(self.directory)
+    self._bytes_left = max_bytes - sum(file.stat().st_size for file in files)
+    # After a crash, the last line of the file before may be half a one.
+    self._number = len(files)
+    self._file: BinaryIO | None = None
+    self._lock = threading.Lock()
+    self._recent = collections.OrderedDict[str, Rewards]()
+    self.num_lists = self.num_rewards = 0
+
+  def _read_key(self) -> bytes:
+    path = self.directory / _KEY
+    try:
+      file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+      return path.read_bytes()
+    with open(file, "wb") as opened:
+      opened.write(key := secrets.token_bytes(32))
+    return key
+
+  @property
+  def is_full(self) -> bool:
+    """Whether the log takes nothing more."""
+    return self._bytes_left <= 0
+
+  def close(self) -> None:
+    """Closes the file."""
+    with self._lock:
+      self._close()
+
+  def _close(self) -> None:
+    if self._file is not None:
+      self._file.flush()
+      os.fsync(self._file.fileno())
+      self._file.close()
+    self._file = None
+
+  def new_id(self) -> str:
+    """Returns the request ID of a list that will be served."""
+    nonce = secrets.token_urlsafe(12)
+    return f"{nonce}.{self._proof(nonce)}"
+
+  def _proof(self, nonce: str) -> str:
+    digest = hmac.digest(self._key, nonce.encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(digest[:12]).decode()
+
+  def add_lists(self, ids: Sequence[str], served: Sequence[Served]) -> None:
+    """Appends lists. They are on the disk once rewards are."""
+    now, lines = round(time.time(), 3), list[dict[str, Any]]()
+    for name, one in zip(ids, served, strict=True):
+      arrays = {
+        name: getattr(one, name).tolist()
+        for name in ("blocks", "hashes", "scores", "shown")
+      }
+      lines.append({"list": name, "time": now, **vars(one), **arrays})
+    with self._lock:
+      self.num_lists += self._write(lines)
+
+  def add_rewards(self, rewards: Sequence[tuple[str, Rewards]]) -> int:
+    """Appends the rewards of lists, which are on the disk when this returns.
+
+    A list has the rewards that came first, so a request can be sent again.
+    Those that this service remembers are not even written.
+
+    Returns:
+      The number of rewards that were new.
+
+    Raises:
+      FeedbackError: An ID is none of this service, or the log is full. Nothing
+        was taken.
+    """
+    for name, _ in rewards:
+      nonce, _, proof = name.partition(".")
+      if not hmac.compare_digest(proof.encode(), self._proof(nonce).encode()):
+        raise FeedbackError(
+          f"no list of this service has the request_id {name!r:.60}; send one "
+          "that /retrieve has given"
+        )
+    with self._lock:
+      if self.is_full:
+        raise FeedbackError(
+          f"the feedback log {self.directory} is full; move it away, or raise "
+          "--max_feedback_gib"
+        )
+      new = {}
+      for name, given in rewards:
+        if name not in self._recent:
+          new[name] = self._recent[name] = given
+      now = round(time.time(), 3)
+      lines = [{"rewards": x, "of": n, "time": now} for n, x in new.items()]
+      self.num_rewards += self._write(lines)
+      if self._file is not None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+      while len(self._recent) > _NUM_RECENT:
+        self._recent.popitem(last=False)
+    return len(new)
+
+  def _write(self, lines: Sequence[dict[str, Any]]) -> int:
+    """Writes lines and flushes them, for readers; returns how many."""
+    if not lines or self.is_full:
+      return 0
+    if self._file is not None and self._file.tell() > _FILE_BYTES:
+      self._close()
+    if self._file is None:
+      path = self.directory / _NAME.format(self._number)
+      self._file = path.open("xb")
+      self._number += 1
+    text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
+    self._bytes_left -= self._file.write(text.encode())
+    self._file.flush()
+    return len(lines)
+
+
+def drawn_order(
+  scores: Float[np.ndarray, "b n"],
+  *,
+  temperature: float,
+  k: int,
+  generator: np.random.Generator,
+) -> Int[np.ndarray, "b k"]:
+  """Draws k places for each query, one after the other, without replacement.
+
+  Their distribution is Plackett and Luce's of scores / temperature: the k
+  greatest after Gumbel noise (Kool et al. 2019, arXiv 1903.06059).
+  """
+  noisy = scores / temperature + generator.gumbel(size=scores.shape)
+  return np.argsort(-noisy, axis=1)[:, :k]

@@ -1,0 +1,125 @@
+"""Losses of a retriever that learns from rewards of the lists it has served.
+
+A policy shows k of n candidates one after the other, each drawn from a softmax
+of score / T over those that are left (Plackett and Luce):
+
+    log π(a) = Σ_j [s(a_j) / T − log Σ_z e^{s(z) / T}], z not in a_1 … a_{j−1}
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.models import AnyArray
+from realm_jax.objectives.weighted import Average
+
+# A loss of each list, its weight, and metrics.
+Losses = tuple[Float[Array, " b"], Float[Array, " b"], dict[str, Average]]
+# Of blocks that cannot be drawn. Not infinite, as a divergence subtracts them.
+_NOT_LEFT = -1e9
+
+
+class ServedLists(NamedTuple):
+  """Lists that were served, n candidates each, of which k were shown.
+
+  Attributes:
+    is_block: Whether a candidate is one, and no padding.
+    scores: f(x, z) of the candidates when they were served.
+    shown: Places of the blocks that were shown, in their order; −1 is padding.
+    temperature: T by which the order was drawn, or 1 where it was not.
+    advantages: What followed from showing each block, less a baseline.
+    rewards: Rewards of the blocks that were shown.
+    weights: 1 of a list to learn from, or else 0.
+  """
+
+  is_block: Bool[AnyArray, "b n"]
+  scores: Float[AnyArray, "b n"]
+  shown: Int[AnyArray, "b k"]
+  temperature: Float[AnyArray, " b"]
+  advantages: Float[AnyArray, "b k"]
+  rewards: Float[AnyArray, "b k"]
+  weights: Float[AnyArray, " b"]
+
+
+def order_log_probabilities(
+  scores: Float[AnyArray, "b n"], lists: ServedLists
+) -> Float[Array, "b k"]:
+  """Returns log π of each block that was shown, after those before it.
+
+  It is 0 at padding.
+  """
+  logits = jnp.asarray(scores) / jnp.asarray(lists.temperature)[:, None]
+  shown = jnp.asarray(lists.shown)
+  is_drawn = shown[..., None] == jnp.arange(logits.shape[1])[None, None]
+  is_before = jnp.cumsum(is_drawn, axis=1) - is_drawn > 0
+  is_left = jnp.asarray(lists.is_block)[:, None] & ~is_before
+  left = jnp.where(is_left, logits[:, None], _NOT_LEFT)
+  own = jnp.take_along_axis(logits, jnp.maximum(shown, 0), axis=1)
+  log_p = own - jax.nn.logsumexp(left, axis=-1)
+  return jnp.where(shown >= 0, log_p, 0.0)
+
+
+def policy_gradient(
+  scores: Float[Array, "b n"], lists: ServedLists, *, clip_ratio: float
+) -> Losses:
+  """Returns −Σ_j A_ij log π(a_ij) of each list i, and its importance ratio w_i.
+
+  The ratio π(a) / π_served(a), without a gradient, is clipped to [1/clip_ratio,
+  clip_ratio]. It is the weight of the list in a mean: the sum of the weighted
+  losses is divided by that of the ratios (Swaminathan and Joachims 2015, "The
+  Self-Normalized Estimator for Counterfactual Learning"). The metric `ratio`
+  tells how far the retriever is from what has served the lists, `clipped` how
+  many of the ratios were clipped.
+  """
+  log_p = order_log_probabilities(scores, lists)
+  served = order_log_probabilities(lists.scores, lists).sum(axis=1)
+  change = jax.lax.stop_gradient(log_p.sum(axis=1)) - served
+  limit = jnp.log(clip_ratio)
+  weights = jnp.asarray(lists.weights)
+  ratios = jnp.exp(jnp.clip(change, -limit, limit))
+  losses = -jnp.sum(jnp.asarray(lists.advantages) * log_p, axis=1)
+  metrics = {
+    "ratio": Average.of(ratios, weights),
+    "clipped": Average.of(jnp.abs(change) > limit, weights),
+  }
+  return losses, weights * ratios, metrics
+
+
+def pairwise(scores: Float[Array, "b n"], lists: ServedLists) -> Losses:
+  """Returns the mean of log(1 + e^(s_j − s_i)) over pairs with r_i > r_j.
+
+  The pairs are of blocks that were shown (RankNet, Burges et al. 2005). It asks
+  for no probability, and a list whose rewards are all equal teaches nothing.
+  """
+  shown, rewards = jnp.asarray(lists.shown), jnp.asarray(lists.rewards)
+  own = jnp.take_along_axis(scores, jnp.maximum(shown, 0), axis=1)
+  is_shown = shown >= 0
+  is_pair = rewards[:, :, None] > rewards[:, None, :]
+  is_pair &= is_shown[:, :, None] & is_shown[:, None, :]
+  losses = jax.nn.softplus(own[:, None, :] - own[:, :, None])
+  count = is_pair.sum(axis=(1, 2))
+  mean = jnp.sum(losses, axis=(1, 2), where=is_pair) / jnp.maximum(count, 1)
+  weights = jnp.asarray(lists.weights) * (count > 0)
+  right = jnp.sum(losses < jnp.log(2.0), axis=(1, 2), where=is_pair)
+  metrics = {
+    "pair_accuracy": Average.of(right / jnp.maximum(count, 1), weights)
+  }
+  return mean, weights, metrics
+
+
+def divergence(
+  scores: Float[Array, "b n"],
+  start: Float[Array, "b n"],
+  lists: ServedLists,
+) -> Float[Array, " b"]:
+  """Returns KL(p(z|x) ‖ p_start(z|x)) over the candidates, at T."""
+  is_block = jnp.asarray(lists.is_block)
+  temperature = jnp.asarray(lists.temperature)[:, None]
+  log_p, log_q = (
+    jax.nn.log_softmax(jnp.where(is_block, x / temperature, _NOT_LEFT), axis=1)
+    for x in (scores, jax.lax.stop_gradient(start))
+  )
+  terms = jnp.where(is_block, jnp.exp(log_p) * (log_p - log_q), 0.0)
+  return terms.sum(axis=1)

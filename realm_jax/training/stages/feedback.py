@@ -1,0 +1,156 @@
+"""The retriever learns from what clients report of the lists it has served."""
+
+import dataclasses
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batch import Batch
+from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
+from realm_jax.models.packing import TokenSequences
+from realm_jax.models.retriever import START_RETRIEVER
+from realm_jax.objectives.feedback import (
+  ServedLists,
+  divergence,
+  pairwise,
+  policy_gradient,
+)
+from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.settings import NonNegativeFloat, PositiveInt, Range
+from realm_jax.training.encoder_inputs import (
+  Candidates,
+  EncoderInputs,
+  distinct_blocks,
+)
+from realm_jax.training.stages.stage import (
+  Encoders,
+  ExampleArrays,
+  Features,
+  Stage,
+  StageContext,
+)
+
+
+class FeedbackBatch(NamedTuple):
+  """Queries, the candidates of the lists that were served, and the lists."""
+
+  query: Int[AnyArray, "b q"]
+  candidates: Candidates
+  lists: ServedLists
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedbackLearning(Stage):
+  """Learning from the rewards of a feedback log (`realm_jax/feedback`).
+
+  The candidates of a list are those that were found when it was served, all
+  embedded anew. A list of whose blocks one is gone, or has another text by now,
+  is left out.
+
+  Attributes:
+    feedback_loss: "policy_gradient" learns from lists whose order was drawn, or
+      "pairwise" from all whose passages have rewards of their own.
+    pool_size: Number of candidates of a list, at most.
+    num_shown: Number of them that were shown, at most.
+    clip_ratio: Bound of the importance ratios, and of their inverses.
+    start_weight: Weight of the divergence from the retriever of the start,
+      which is the component `start_retriever`. With 0 there is none.
+  """
+
+  feedback_loss: Literal["policy_gradient", "pairwise"] = "policy_gradient"
+  pool_size: PositiveInt = 20
+  num_shown: PositiveInt = 10
+  clip_ratio: Annotated[float, Range(above=1)] = 4.0
+  start_weight: NonNegativeFloat = 0.0
+  evaluation = "gin/runs/eval_retrieval.gin"
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", *self.frozen)
+
+  @property
+  def frozen(self) -> tuple[str, ...]:
+    return (START_RETRIEVER,) if self.start_weight else ()
+
+  @property
+  def num_candidates(self) -> int:
+    return self.pool_size
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    del found
+    ids, hashes = batch.array("pool_ids"), batch.array("pool_hashes")
+    is_block = ids != 0
+    rows = np.where(is_block, context.corpus.rows_of(ids), NULL_ROW)
+    is_known = context.corpus.content_hashes[rows] == hashes
+    is_whole = (~is_block | (is_known & (rows != NULL_ROW))).all(axis=1)
+    temperature = batch.array("temperature")
+    weights = (is_whole & batch.is_real).astype(np.float32)
+    if self.feedback_loss == "policy_gradient":
+      weights *= temperature > 0
+      if not temperature.any():
+        raise RealmError(
+          "no list of a batch was drawn, so that none has a probability; start "
+          "`python -m realm_jax.serve` with --explore_temperature, or set "
+          "FEEDBACK_LOSS = 'pairwise'"
+        )
+    lists = ServedLists(
+      is_block,
+      batch.array("pool_scores"),
+      # Places begin at 1 there, so that 0 is padding.
+      batch.array("shown") - 1,
+      np.where(temperature > 0, temperature, 1).astype(np.float32),
+      batch.array("advantages"),
+      batch.array("rewards"),
+      weights,
+    )
+    candidates = Candidates.of(context.gather(rows))
+    metrics = {
+      "reward": float(batch.array("reward").mean()),
+      "changed_lists": float(1 - is_whole.mean()),
+    }
+    return FeedbackBatch(batch.array("query"), candidates, lists), metrics
+
+  def dummy_batch(self, shapes: ExampleArrays) -> FeedbackBatch:
+    size, count = shapes.candidates.shape[:2]
+    none = np.zeros((size, self.num_shown), np.float32)
+    lists = ServedLists(
+      np.ones((size, count), bool),
+      np.zeros((size, count), np.float32),
+      np.full(none.shape, -1, np.int32),
+      np.ones(size, np.float32),
+      *(none, none, np.ones(size, np.float32)),
+    )
+    return FeedbackBatch(shapes.query, Candidates.of(shapes.candidates), lists)
+
+  def inputs(
+    self, components: Components, batch: FeedbackBatch
+  ) -> EncoderInputs:
+    retriever = components.retriever
+    blocks, index = distinct_blocks(retriever, batch.candidates)
+    queries = TokenSequences(retriever.query_input(batch.query))
+    return EncoderInputs(queries, blocks, index)
+
+  def loss(
+    self, encoders: Encoders, batch: FeedbackBatch, inputs: EncoderInputs
+  ) -> WeightedLoss:
+    """Returns the loss of the lists, with the divergence from the start."""
+    scores, lists = encoders.candidate_scores(inputs), batch.lists
+    if self.feedback_loss == "pairwise":
+      losses, weights, metrics = pairwise(scores, lists)
+    else:
+      losses, weights, metrics = policy_gradient(
+        scores, lists, clip_ratio=self.clip_ratio
+      )
+    if self.start_weight:
+      start = encoders.candidate_scores(inputs, component=START_RETRIEVER)
+      kept = divergence(scores, start, lists)
+      losses += self.start_weight * kept
+      metrics["start_divergence"] = Average.of(kept, weights)
+    return WeightedLoss(Average.of(losses, weights), metrics)

@@ -1,0 +1,167 @@
+"""Lists that a service has retrieved, and the rewards that clients sent.
+
+feedback   the last few thousand lists of a feedback log, as it grows
+           (realm_jax/feedback), in random order and again and again
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import seqio
+import tensorflow as tf
+from jaxtyping import Int, UInt64
+
+from realm_jax.errors import RealmError
+from realm_jax.feedback.examples import (
+  Feedback,
+  FeedbackExamples,
+  Split,
+  total_reward,
+)
+from realm_jax.inputs.batch import TaskError
+from realm_jax.inputs.config import current_context
+from realm_jax.inputs.features import (
+  feature_length,
+  plain_feature,
+  token_feature,
+  wordpieces,
+)
+from realm_jax.inputs.sources import RandomAccessSource
+
+# Older lists are of retrievers that differ too much from the current one.
+_NUM_RECENT = 4096
+_ARRAYS = {
+  "pool_ids": tf.int64,
+  "pool_hashes": tf.int64,
+  "pool_scores": tf.float32,
+  "shown": tf.int32,
+  "advantages": tf.float32,
+  "rewards": tf.float32,
+}
+_NUMBERS = {"reward": tf.float32, "temperature": tf.float32}
+
+
+class _FeedbackRecords:
+  """The lists of a log, each with what a loss needs of its rewards."""
+
+  spec: Mapping[str, Any] = {
+    "query": tf.TensorSpec([], tf.string),
+    **{name: tf.TensorSpec([None], dtype) for name, dtype in _ARRAYS.items()},
+    **{name: tf.TensorSpec([], dtype) for name, dtype in _NUMBERS.items()},
+  }
+
+  def __init__(self, examples: FeedbackExamples):
+    self._examples = examples
+
+  def __len__(self) -> int:
+    return len(self._examples)
+
+  def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Chooses among the last lists, all of which are as likely."""
+    self._examples.poll()
+    recent = min(len(self), _NUM_RECENT)
+    return len(self) - 1 - (hashes % np.uint64(recent)).astype(np.int64)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Reads lists."""
+    records = [_record(self._examples[index]) for index in indices.tolist()]
+    return {name: [one[name] for one in records] for name in self.spec}
+
+
+def _record(feedback: Feedback) -> dict[str, Any]:
+  """Returns the features of a list.
+
+  What followed from showing a block is its reward and those of the blocks after
+  it, or the reward of the list; the baseline is of as large a part.
+  """
+  served, rewards, baseline = feedback
+  count = len(served.shown)
+  if isinstance(rewards, Sequence):
+    own = np.array(rewards, np.float32)
+    gains = np.cumsum(own[::-1])[::-1]
+    baselines = baseline * np.arange(count, 0, -1) / count
+  else:
+    own = np.zeros(count, np.float32)
+    gains, baselines = np.full(count, rewards), np.full(count, baseline)
+  return {
+    "query": served.query.encode(),
+    "pool_ids": served.blocks,
+    "pool_hashes": served.hashes,
+    "pool_scores": served.scores,
+    # So that 0 is padding.
+    "shown": served.shown + 1,
+    "advantages": (gains - baselines).astype(np.float32),
+    "rewards": own,
+    "reward": total_reward(rewards),
+    "temperature": served.temperature or 0.0,
+  }
+
+
+class FeedbackSource(RandomAccessSource):
+  """The feedback logs of a run, one folder for each split.
+
+  The split "validation" has a tenth of the lists, which "train" has not.
+  """
+
+  def __init__(self) -> None:
+    super().__init__(splits=(), caching_permitted=False)
+
+  def __str__(self) -> str:
+    return f"the feedback log {dict(current_context().question_files)}"
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return tuple(current_context().question_files)
+
+  def open(self, split: str) -> _FeedbackRecords:
+    """Opens a log.
+
+    Raises:
+      TaskError: There is none, or it has no rewards yet.
+    """
+    path = os.fspath(current_context().question_files[split])
+    try:
+      examples = FeedbackExamples(path, cast(Split, split))
+    except RealmError as error:
+      raise TaskError(str(error)) from None
+    if not len(examples):
+      raise TaskError(
+        f"no list of the feedback log {path} has rewards yet; start training "
+        "once clients have sent some to /feedback"
+      )
+    return _FeedbackRecords(examples)
+
+
+@tf.autograph.experimental.do_not_convert
+def tokenize_query(
+  records: tf.data.Dataset, *, sequence_length: Mapping[str, int] | None = None
+) -> tf.data.Dataset:
+  """Replaces the text of the query by its wordpieces, `[CLS] x [SEP]`."""
+  words = wordpieces()
+  length = feature_length("query", sequence_length)
+
+  def tokenize(text: bytes) -> np.ndarray:
+    ids = words.encode(text.decode())[: length - 2]
+    return np.array([words.cls_id, *ids, words.sep_id], np.int32)
+
+  def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    query = tf.numpy_function(
+      tokenize, [record["query"]], tf.int32, stateful=False
+    )
+    return {**record, "query": tf.ensure_shape(query, [None])}
+
+  return records.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+seqio.TaskRegistry.add(
+  "feedback",
+  source=FeedbackSource(),
+  preprocessors=[tokenize_query],
+  output_features={
+    "query": token_feature(),
+    **{n: plain_feature(dtype, rank=1) for n, dtype in _ARRAYS.items()},
+    **{n: plain_feature(dtype, rank=0) for n, dtype in _NUMBERS.items()},
+  },
+)
