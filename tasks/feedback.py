@@ -40,7 +40,13 @@ _ARRAYS = {
   "advantages": tf.float32,
   "rewards": tf.float32,
 }
-_NUMBERS = {"reward": tf.float32, "temperature": tf.float32}
+_NUMBERS = {
+  "reward": tf.float32,
+  "temperature": tf.float32,
+  # seqio cuts arrays that are too long.
+  "num_candidates": tf.int32,
+  "num_shown": tf.int32,
+}
 
 
 class _FeedbackRecords:
@@ -96,6 +102,8 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     "rewards": own,
     "reward": total_reward(rewards),
     "temperature": served.temperature or 0.0,
+    "num_candidates": len(served.blocks),
+    "num_shown": count,
   }
 
 

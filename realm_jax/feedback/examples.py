@@ -157,7 +157,9 @@ class FeedbackExamples:
         offset += len(line)
     self._read[number] = offset
 
-  def _take(self, event: Mapping[str, Any], place: _Place) -> None:
+  def _take(self, event: Any, place: _Place) -> None:
+    if not isinstance(event, dict):
+      raise FeedbackError("a line is no event")
     if (name := event.get("list")) is not None:
       served = _served(event)
       text = served.query.strip().lower().encode()

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -13,6 +14,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
+from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import START_RETRIEVER
 from realm_jax.objectives.feedback import (
   ServedLists,
@@ -85,6 +87,15 @@ class FeedbackLearning(Stage):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     del found
+    for name, setting, limit in (
+      ("num_candidates", "POOL_SIZE", self.pool_size),
+      ("num_shown", "NUM_SHOWN", self.num_shown),
+    ):
+      if (most := batch.array(name).max()) > limit:
+        raise RealmError(
+          f"{setting}={limit}, and a list of the feedback log has {most}; "
+          f"raise {setting}"
+        )
     ids, hashes = batch.array("pool_ids"), batch.array("pool_hashes")
     is_block = ids != 0
     rows = np.where(is_block, context.corpus.rows_of(ids), NULL_ROW)
@@ -136,6 +147,13 @@ class FeedbackLearning(Stage):
     blocks, index = distinct_blocks(retriever, batch.candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
     return EncoderInputs(queries, blocks, index)
+
+  def encoders(
+    self, components: Components, params: Params, dropout_key: jax.Array | None
+  ) -> Encoders:
+    """Returns the components without dropout, as they serve."""
+    del dropout_key
+    return super().encoders(components, params, None)
 
   def loss(
     self, encoders: Encoders, batch: FeedbackBatch, inputs: EncoderInputs

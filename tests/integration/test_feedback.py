@@ -1,0 +1,108 @@
+"""A retriever learns from the rewards of what it serves, by the commands."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.store import locate
+from realm_jax.errors import RealmError
+from realm_jax.evaluation.run import TrainedRun
+from realm_jax.feedback.log import FeedbackLog
+from realm_jax.inputs.batch import TaskError
+from realm_jax.serving.app import PageApp
+from realm_jax.serving.service import FeedbackConfig, Service
+from realm_jax.training.metric_rows import read_rows
+from tests import tiny_world
+from tests.serving import client
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+_SETTINGS = {
+  "POOL_SIZE": 20,
+  "NUM_SHOWN": 2,
+  "BATCH_SIZE": 16,
+  "START_WEIGHT": 0.01,
+  "LEARNING_RATE": 3e-3,
+  "WARMUP_STEPS": 5,
+  "WEIGHT_DECAY": 0.0,
+}
+
+
+def _reward(block):
+  """Whether a block mentions a city that this client likes."""
+  return float("Velt" in block["text"])
+
+
+def _collect(run, directory, *, temperature, rounds):
+  """Asks, and sends rewards; returns the mean reward of a passage."""
+  texts = [question["question"] for question in tiny_world.questions()]
+  rewards = []
+  with contextlib.closing(FeedbackLog(directory)) as log:
+    feedback = FeedbackConfig(log, 20, temperature)
+    with client.served(PageApp(Service(run, feedback=feedback))) as port:
+      for _ in range(rounds):
+        reply = client.post(port, "/retrieve", queries=texts, k=2).json()
+        sent = []
+        for one in reply["results"]:
+          own = [_reward(block) for block in one["blocks"]]
+          sent.append({"request_id": one["request_id"], "rewards": own})
+          rewards += own
+        assert client.post(port, "/feedback", feedback=sent).is_success
+  return np.mean(rewards)
+
+
+@pytest.fixture(scope="module")
+def log(run, tmp_path_factory):
+  directory = tmp_path_factory.mktemp("feedback")
+  _collect(run, directory, temperature=2.0, rounds=12)
+  return directory
+
+
+def _train(commands, run, folder, log, **settings):
+  commands.train(
+    *("feedback", folder),
+    FEEDBACK_DIR=log,
+    INITIAL_CHECKPOINT=run.model_dir,
+    **{**_SETTINGS, **settings},
+  )
+  return read_rows(folder)
+
+
+@pytest.mark.parametrize("loss", ["policy_gradient", "pairwise"])
+def test_rewards_rise(commands, run, log, tmp_path, loss):
+  folder = tmp_path / "run"
+  rows = _train(commands, run, folder, log, NUM_STEPS=60, FEEDBACK_LOSS=loss)
+  assert rows[-1]["start_divergence"] > rows[0]["start_divergence"]
+  store, step = locate(folder)
+  with contextlib.closing(store):
+    assert store.components(step) == {"retriever", "start_retriever"}
+  commands.world.build_snapshot(folder)
+  config = dataclasses.replace(
+    run.config, model_dir=folder, reader=None, snapshot=None
+  )
+  trained = TrainedRun.load(config)
+  before, after = (
+    _collect(one, tmp_path / str(n), temperature=None, rounds=1)
+    for n, one in enumerate((run, trained))
+  )
+  assert after > before + 0.2
+
+
+def test_what_cannot_be_learned_from_is_refused(commands, run, tmp_path):
+  with pytest.raises(TaskError, match="no list of the feedback log"):
+    FeedbackLog(tmp_path / "empty").close()
+    _train(commands, run, tmp_path / "a", tmp_path / "empty", NUM_STEPS=1)
+  best = tmp_path / "best"
+  _collect(run, best, temperature=None, rounds=2)
+  with pytest.raises(RealmError, match="--explore_temperature"):
+    _train(commands, run, tmp_path / "b", best, NUM_STEPS=1)
+  with pytest.raises(RealmError, match="raise POOL_SIZE"):
+    _train(commands, run, tmp_path / "b", best, NUM_STEPS=1, POOL_SIZE=8)
+  rows = _train(
+    *(commands, run, tmp_path / "c", best),
+    NUM_STEPS=1,
+    FEEDBACK_LOSS="pairwise",
+  )
+  assert len(rows) == 1

@@ -1,0 +1,146 @@
+"""Losses of rewards, against enumerations and loops in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives.feedback import (
+  ServedLists,
+  divergence,
+  order_log_probabilities,
+  pairwise,
+  policy_gradient,
+)
+
+_RNG = np.random.default_rng(0)
+_N, _K, _T = 4, 2, 0.7
+# The last candidate of all queries is padding.
+_IS_BLOCK = np.array([True, True, True, False])
+
+
+def _lists(shown, *, scores, rewards, baseline=0.0):
+  size = len(shown)
+  gains = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1]
+  return ServedLists(
+    np.tile(_IS_BLOCK, (size, 1)),
+    np.tile(np.asarray(scores, np.float32), (size, 1)),
+    np.array(shown),
+    np.full(size, _T, np.float32),
+    (gains - baseline).astype(np.float32),
+    rewards.astype(np.float32),
+    np.ones(size, np.float32),
+  )
+
+
+def _log_p(scores, order, temperature):
+  left, total = {*np.flatnonzero(_IS_BLOCK).tolist()}, []
+  for place in order:
+    mass = sum(np.exp(scores[z] / temperature) for z in left)
+    total.append(scores[place] / temperature - np.log(mass))
+    left.remove(place)
+  return total
+
+
+_ORDERS = [*itertools.permutations(range(3), _K)]
+
+
+def test_orders_have_the_probabilities_of_plackett_and_luce():
+  scores = _RNG.normal(size=_N)
+  lists = _lists(_ORDERS, scores=scores, rewards=np.zeros((len(_ORDERS), _K)))
+  found = order_log_probabilities(lists.scores, lists)
+  expected = [_log_p(scores, order, _T) for order in _ORDERS]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  assert np.exp(found.sum(axis=1)).sum() == pytest.approx(1, abs=1e-5)
+  # Padding behind the blocks that were shown changes nothing.
+  longer = np.pad(_ORDERS, ((0, 0), (0, 1)), constant_values=-1)
+  padded = order_log_probabilities(lists.scores, lists._replace(shown=longer))
+  np.testing.assert_array_equal(padded[:, :_K], found)
+  np.testing.assert_array_equal(padded[:, _K:], 0)
+
+
+@pytest.mark.parametrize("is_of_passages", [True, False])
+def test_the_mean_gradient_is_that_of_the_expected_reward(is_of_passages):
+  scores = _RNG.normal(size=_N)
+  worth = np.array([1.0, 0.0, -0.5, 9.9])
+  rewards = worth[np.array(_ORDERS)]
+  if not is_of_passages:
+    # The list as a whole has a reward, which follows from its last block.
+    rewards = np.stack([np.zeros(len(_ORDERS)), rewards.prod(axis=1)], axis=1)
+
+  lists = _lists(_ORDERS, scores=scores, rewards=rewards, baseline=0.3)
+
+  def probability(x):
+    tiled = jnp.tile(x[None], (len(_ORDERS), 1))
+    return jnp.exp(order_log_probabilities(tiled, lists).sum(axis=1))
+
+  def expected(x):
+    return -jnp.sum(probability(x) * jnp.asarray(rewards.sum(axis=1)))
+
+  served = jnp.asarray(scores, jnp.float32)
+  wanted = jax.grad(expected)(served)
+  if is_of_passages:
+    parts = 0.3 * np.arange(_K, 0, -1) / _K
+    lists = lists._replace(advantages=lists.advantages + 0.3 - parts)
+  own = probability(served)
+
+  def mean(x):
+    tiled = jnp.tile(x[None], (len(_ORDERS), 1))
+    losses, weights, _ = policy_gradient(tiled, lists, clip_ratio=4.0)
+    np.testing.assert_allclose(weights, 1.0, rtol=1e-5)
+    return jnp.sum(jax.lax.stop_gradient(own) * losses)
+
+  # A baseline changes no mean gradient.
+  np.testing.assert_allclose(jax.grad(mean)(served), wanted, atol=1e-5)
+
+
+def test_ratios_are_clipped_and_lists_without_weight_teach_nothing():
+  served, scores = _RNG.normal(size=_N), 5 * _RNG.normal(size=_N)
+  rewards = _RNG.normal(size=(len(_ORDERS), _K))
+  lists = _lists(_ORDERS, scores=served, rewards=rewards)
+  lists = lists._replace(weights=np.float32(np.arange(len(_ORDERS)) % 2))
+  tiled = jnp.tile(jnp.asarray(scores, jnp.float32)[None], (len(_ORDERS), 1))
+  losses, weights, metrics = policy_gradient(tiled, lists, clip_ratio=2.0)
+  logs = np.array([_log_p(scores, order, _T) for order in _ORDERS])
+  before = np.array([_log_p(served, order, _T) for order in _ORDERS])
+  ratios = np.exp(logs.sum(axis=1) - before.sum(axis=1))
+  np.testing.assert_allclose(
+    weights, np.clip(ratios, 0.5, 2) * lists.weights, rtol=1e-4
+  )
+  expected = -(lists.advantages * logs).sum(axis=1)
+  np.testing.assert_allclose(losses, expected, rtol=1e-4)
+  is_clipped = ((ratios < 0.5) | (ratios > 2))[lists.weights > 0]
+  assert metrics["clipped"].mean == pytest.approx(is_clipped.mean())
+
+
+def test_pairs_are_of_shown_blocks_with_different_rewards():
+  scores = _RNG.normal(size=(3, _N)).astype(np.float32)
+  shown = np.array([[2, 0, 1], [1, 2, -1], [0, 1, 2]])
+  rewards = np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, 0.2, 0.2]])
+  lists = _lists(shown, scores=scores[0], rewards=rewards)
+  losses, weights, _ = pairwise(jnp.asarray(scores), lists)
+  for row, (places, own) in enumerate(zip(shown, rewards, strict=True)):
+    pairs = [
+      np.log1p(np.exp(scores[row, worse] - scores[row, better]))
+      for (better, r), (worse, q) in itertools.permutations(
+        [(p, r) for p, r in zip(places, own, strict=True) if p >= 0], 2
+      )
+      if r > q
+    ]
+    assert weights[row] == bool(pairs)
+    assert losses[row] == pytest.approx(np.mean(pairs or [0]), abs=1e-6)
+
+
+def test_the_divergence_is_over_the_candidates():
+  scores, start = _RNG.normal(size=(2, 1, _N)).astype(np.float32)
+  lists = _lists([(0, 1)], scores=start[0], rewards=np.zeros((1, 2)))
+  p, q = (
+    np.exp(x[0, :3] / _T) / np.exp(x[0, :3] / _T).sum() for x in (scores, start)
+  )
+  found = divergence(jnp.asarray(scores), jnp.asarray(start), lists)
+  np.testing.assert_allclose(found, [np.sum(p * np.log(p / q))], rtol=1e-4)
+  own = jnp.asarray(scores)
+  gradient = jax.grad(lambda x: divergence(own, x, lists).sum())
+  np.testing.assert_array_equal(gradient(jnp.asarray(start)), 0)
