@@ -23,6 +23,12 @@ from realm_jax import supervisor
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's snapshot and exit."
 )
+_PUBLISH_IF_BETTER = flags.DEFINE_bool(
+  "publish_if_better",
+  False,
+  "Skip checkpoints whose retriever is worse than the newest snapshot by "
+  "held-out feedback (docs/agents.md).",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -37,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
     recipe="gin/runs/build_index.gin",
     waits=True,
     once=_ONCE.value,
+    publish_if_better=_PUBLISH_IF_BETTER.value,
   )
   from realm_jax.partitioning import cpu_tuning
 

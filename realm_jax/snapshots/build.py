@@ -211,7 +211,7 @@ class CompiledTowers:
       rows_per_call=self.layout.rows_per_shard,
       num_lengths=config.num_lengths,
     )
-    self._embed_queries = jax.jit(shared_partial(embed_queries, self.retriever))
+    self.embed_queries = jax.jit(shared_partial(embed_queries, self.retriever))
 
   def abstract_params(self) -> Params:
     """Returns the shapes of the retriever's parameters, with shardings."""
@@ -260,7 +260,7 @@ class CompiledTowers:
     count, total = config.recall_queries, corpus.num_blocks
     rows = rng.choice(total, count, replace=count > total)
     tokens = corpus.random_sentences(rows, config.query_length, rng)
-    vectors = np.asarray(self._embed_queries(params, tokens))
+    vectors = np.asarray(self.embed_queries(params, tokens))
     return (
       QueryBatch(tokens[0::2], vectors[0::2]),
       QueryBatch(tokens[1::2], vectors[1::2]),

@@ -48,6 +48,7 @@ from realm_jax.snapshots.build import (
   build_snapshot,
   checkpoint_vectors,
 )
+from realm_jax.snapshots.loading import load_snapshot
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable, require_writable
@@ -90,6 +91,9 @@ class IndexBuilderConfig:
     poll_seconds: Time between two looks for checkpoints; None is 1 on a disk,
       and 10 where a look is a request to a bucket.
     retry_seconds: Time to wait when the disk is full.
+    publish_if_better: Whether a checkpoint is skipped whose retriever is worse
+      than the newest snapshot by held-out feedback.
+    feedback_dir: The feedback log; None is MODEL_DIR/feedback.
   """
 
   mode: Literal["newest", "every"] = "newest"
@@ -99,9 +103,16 @@ class IndexBuilderConfig:
   keep_snapshots: PositiveInt = 3
   poll_seconds: PositiveFloat | None = None
   retry_seconds: PositiveFloat = 30.0
+  publish_if_better: bool = False
+  feedback_dir: epath.PathLike | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
+    if self.publish_if_better and self.skips_none:
+      raise RealmError(
+        "--publish_if_better skips checkpoints, and MODE = 'every' is for a "
+        "trainer that waits for the snapshot of each; leave one out"
+      )
 
   @property
   def skips_none(self) -> bool:
@@ -117,14 +128,15 @@ def build_index(
   builder: IndexBuilderConfig,
   snapshots_dir: epath.PathLike | None = None,
   once: bool = False,
+  publish_if_better: bool = False,
   stop: threading.Event | None = None,
 ) -> list[int]:
   """Builds snapshots of the checkpoints of a run, until SIGTERM or for one.
 
   The run in `model_dir` need not have checkpoints yet, and the corpus may be
-  updated meanwhile. With `once` the setting of that name is turned on. The
-  event `stop` ends it; None is one that SIGTERM sets. Returns the steps that
-  were published.
+  updated meanwhile. With `once` and `publish_if_better` the settings of these
+  names are turned on. The event `stop` ends it; None is one that SIGTERM sets.
+  Returns the steps that were published.
 
   Raises:
     DiskFullError: The disk is full, with `once`; otherwise it is waited for.
@@ -139,7 +151,12 @@ def build_index(
   """
   once = once or builder.once or builder.checkpoint_step is not None
   poll = builder.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)
-  config = dataclasses.replace(builder, once=once, poll_seconds=poll)
+  config = dataclasses.replace(
+    builder,
+    once=once,
+    poll_seconds=poll,
+    publish_if_better=publish_if_better or builder.publish_if_better,
+  )
   agreement = Agreement("builder")
   agreement.require_same(
     {"SnapshotConfig": snapshot, "IndexBuilderConfig": config}
@@ -186,7 +203,8 @@ class _IndexBuilder:
 
   In process 0, `corpus` is of the newest version that it has seen, and
   `check_role` checks the right to publish. The event `stop` ends waits.
-  `failed` has the errors of the steps that could not be built.
+  `failed` has the errors of the steps that could not be built, and `worse` the
+  steps that are not built because feedback speaks against them.
   """
 
   config: IndexBuilderConfig
@@ -200,6 +218,7 @@ class _IndexBuilder:
   towers: CompiledTowers | None = None
   published: list[int] = dataclasses.field(default_factory=list)
   failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
+  worse: set[int] = dataclasses.field(default_factory=set)
 
   def __post_init__(self) -> None:
     self._uses = SnapshotUses(self.checkpoints)
@@ -234,6 +253,12 @@ class _IndexBuilder:
         towers, params, known = agreement.on_all_processes(
           "checkpoint", functools.partial(self._restore, choice)
         )
+        is_worse = functools.partial(self._is_worse, step, towers, params)
+        if agreement.on_process_0("feedback", is_worse):
+          self.worse.add(step)
+          if config.once:
+            return
+          continue
         build_snapshot(
           *(towers, step, params, self.store),
           agreement=agreement,
@@ -284,6 +309,39 @@ class _IndexBuilder:
       raise UnreadableCheckpointError(str(error)) from error
     return self.towers, restored["retriever"], known
 
+  def _is_worse(
+    self, step: int, towers: CompiledTowers, params: Params
+  ) -> bool:
+    """Returns whether held-out feedback prefers what is served by now."""
+    steps = self.store.steps()
+    if not (self.config.publish_if_better and steps):
+      return False
+    # Only builders that look at feedback need it.
+    from realm_jax.feedback import held_out
+
+    # Its own index is not needed.
+    served = load_snapshot(
+      *(self.store.directory, steps[-1]),
+      corpus=self.corpus,
+      index=RandomConfig(),
+    )
+    model_dir = self.checkpoints.directory.parent
+    found = held_out.compare(
+      *(self.config.feedback_dir or model_dir / "feedback", served),
+      *(towers, params),
+      query_length=self.snapshot.query_length,
+    )
+    if found is None:
+      return False
+    logging.log(
+      logging.WARNING if found.is_worse else logging.INFO,
+      "checkpoint %d has a reward of %.4f on %d held-out lists, and snapshot "
+      "%d has %.4f (difference %.4f to %.4f)%s",
+      *(step, found.new, found.num_lists, served.step, found.served),
+      *(*found.interval, ": it is not published" if found.is_worse else ""),
+    )
+    return found.is_worse
+
   def _choose(self) -> _Choice:
     """Returns the choice, or raises the error of what cannot be skipped."""
     self.check()
@@ -314,7 +372,9 @@ class _IndexBuilder:
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
     for step in (*lost, *(wanted if config.skips_none else newest)):
-      if step in done or self._is_skipped(step, is_newest=step in newest):
+      if step in done | self.worse or self._is_skipped(
+        step, is_newest=step in newest
+      ):
         continue
       version, fingerprint = self.corpus.version, self.corpus.fingerprint
       logging.info(

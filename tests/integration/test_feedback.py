@@ -106,3 +106,24 @@ def test_what_cannot_be_learned_from_is_refused(commands, run, tmp_path):
     FEEDBACK_LOSS="pairwise",
   )
   assert len(rows) == 1
+
+
+def test_a_worse_checkpoint_is_not_published(
+  commands, run, world, log, tmp_path, caplog
+):
+  folder = tmp_path / "run"
+  settings = {"NUM_STEPS": 60, "FEEDBACK_LOSS": "policy_gradient"}
+  _train(commands, run, folder, log, **settings)
+  assert world.build_snapshot(folder) == [60]
+  # More lists, of which a tenth is held out.
+  _collect(run, log, temperature=2.0, rounds=80)
+  gate = {"publish_if_better": True, "feedback_dir": log}
+  # What the run started from does not know what this client likes.
+  world.save_checkpoint(folder, step=61)
+  with caplog.at_level("WARNING"):
+    assert world.build_snapshot(folder, **gate) == []
+  assert "it is not published" in caplog.text
+  # Nobody says that it is worse than itself.
+  assert world.build_snapshot(folder) == [61]
+  world.save_checkpoint(folder, step=62)
+  assert world.build_snapshot(folder, **gate) == [62]

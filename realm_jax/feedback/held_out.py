@@ -1,0 +1,201 @@
+"""Whether a checkpoint is worse than what is served, by held-out feedback."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+from etils import epath
+from jaxtyping import Float, Int
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.evaluation.encoding import encode_queries
+from realm_jax.feedback.examples import Feedback, FeedbackExamples, total_reward
+from realm_jax.models.parameters import Params
+from realm_jax.objectives.feedback import ServedLists, order_log_probabilities
+from realm_jax.snapshots.build import CompiledTowers
+from realm_jax.snapshots.loading import Snapshot
+
+# The last so many lists are compared, and fewer than the least tell nothing.
+_MOST, _LEAST = 1000, 30
+# Of the importance ratios.
+_CLIP_RATIO = 10.0
+_RESAMPLES = 2000
+
+
+class HeldOut(NamedTuple):
+  """Held-out lists, with n candidates each.
+
+  Attributes:
+    texts: Queries.
+    blocks: Ids of the candidates; 0 is padding.
+    lists: The lists, as a loss takes them; the `rewards` are the lists' own
+      where they were drawn.
+    is_drawn: Whether the order was drawn.
+  """
+
+  texts: list[str]
+  blocks: Int[np.ndarray, "b n"]
+  lists: ServedLists
+  is_drawn: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Values of two retrievers on the same lists, and their difference.
+
+  Attributes:
+    served, new: Their mean rewards, as far as held-out feedback tells them.
+    interval: 95 % paired bootstrap interval of new − served.
+    num_lists: Number of lists.
+  """
+
+  served: float
+  new: float
+  interval: tuple[float, float]
+  num_lists: int
+
+  @property
+  def is_worse(self) -> bool:
+    """Whether the new one is worse by more than chance."""
+    return self.interval[1] < 0
+
+
+def compare(
+  feedback_dir: epath.PathLike,
+  served: Snapshot,
+  towers: CompiledTowers,
+  params: Params,
+  *,
+  query_length: int,
+) -> Comparison | None:
+  """Compares a checkpoint's retriever with a snapshot on the newest lists.
+
+  Of lists whose order was drawn, the value of a retriever is their mean reward,
+  weighted by the probability of the order by its scores over that by which it
+  was drawn. Of others, it is the mean reward of the passages that were shown,
+  each weighted by softmax of its score.
+
+  Returns:
+    The comparison, or None where too few lists can be compared.
+  """
+  examples = FeedbackExamples(feedback_dir, "validation")
+  numbers = range(max(0, len(examples) - _MOST), len(examples))
+  corpora = served.corpus, towers.corpus
+  lists = [examples[number] for number in numbers]
+  kept = [one for one in lists if _can_be_compared(one, corpora)]
+  if len(kept) < _LEAST:
+    logging.info(
+      "%d held-out lists of %s can be compared, and %d are needed: the "
+      "snapshot is published without",
+      *(len(kept), feedback_dir, _LEAST),
+    )
+    return None
+  found = _held_out(kept)
+  tokens, refused = encode_queries(
+    towers.corpus.vocabulary, found.texts, query_length
+  )
+  assert not refused
+  scale = towers.retriever.score_scale
+  ids, index = np.unique(found.blocks, return_inverse=True)
+  rows_of_served, rows = (corpus.rows_of(ids) for corpus in corpora)
+  # It embeds rows in rising order.
+  order = np.argsort(rows)
+  vectors = np.empty((len(ids), towers.retriever.vector_size), np.float32)
+  vectors[order] = towers.embedder.embed(params, rows[order])
+  stored = served.vectors(rows_of_served)
+  places = index.reshape(found.blocks.shape)
+  values = []
+  for tower, own in ((served.query_params, stored), (params, vectors)):
+    queries = np.asarray(towers.embed_queries(tower, tokens))
+    scores = scale * np.einsum("bd,bnd->bn", queries, own[places])
+    values.append(_values(scores.astype(np.float32), found))
+  return _compared(*values)
+
+
+def _can_be_compared(one: Feedback, corpora: Sequence[Corpus]) -> bool:
+  """Returns whether the candidates stay as they were, and the rewards tell."""
+  served = one.served
+  found = [corpus.rows_of(served.blocks) for corpus in corpora]
+  is_same = (
+    (rows != NULL_ROW) & (corpus.content_hashes[rows] == served.hashes)
+    for corpus, rows in zip(corpora, found, strict=True)
+  )
+  tells = served.temperature is not None or isinstance(one.rewards, list)
+  return tells and all(same.all() for same in is_same)
+
+
+def _held_out(kept: Sequence[Feedback]) -> HeldOut:
+  """Returns lists as arrays, padded to the longest.
+
+  Padding repeats the first candidate, and is no block.
+  """
+  is_drawn = np.array([one.served.temperature is not None for one in kept])
+  rewards = [
+    np.full(len(one.served.shown), total_reward(one.rewards))
+    if drawn
+    else np.array(one.rewards)
+    for one, drawn in zip(kept, is_drawn, strict=True)
+  ]
+  sizes = np.array([len(one.served.blocks) for one in kept], int)
+
+  def joined(arrays: Iterable[np.ndarray], fill: int = 0) -> np.ndarray:
+    rows = [*arrays]
+    longest = max(map(len, rows), default=1)
+    return np.array(
+      [np.pad(x, (0, longest - len(x)), constant_values=fill) for x in rows]
+    )
+
+  blocks = joined(one.served.blocks for one in kept)
+  is_block = np.arange(blocks.shape[-1])[None] < sizes[:, None]
+  blocks = np.where(is_block, blocks, blocks[:, :1])
+  of_lists = joined(rewards).astype(np.float32)
+  lists = ServedLists(
+    is_block,
+    joined(one.served.scores for one in kept).astype(np.float32),
+    joined((one.served.shown for one in kept), -1).astype(np.int32),
+    np.array([one.served.temperature or 1.0 for one in kept], np.float32),
+    *(of_lists, of_lists, np.ones(len(kept), np.float32)),
+  )
+  return HeldOut([one.served.query for one in kept], blocks, lists, is_drawn)
+
+
+def _values(
+  scores: Float[np.ndarray, "b n"], held_out: HeldOut
+) -> Float[np.ndarray, "b 2"]:
+  """Returns the weight of each list, and its value, by a retriever's scores."""
+  lists = held_out.lists
+  change = np.asarray(
+    order_log_probabilities(scores, lists).sum(axis=1)
+    - order_log_probabilities(lists.scores, lists).sum(axis=1)
+  )
+  limit = np.log(_CLIP_RATIO)
+  ratios = np.where(
+    held_out.is_drawn, np.exp(np.clip(change, -limit, limit)), 1.0
+  )
+  own = np.take_along_axis(scores, np.maximum(lists.shown, 0), axis=1)
+  own = np.where(lists.shown >= 0, own, -np.inf)
+  shares = np.exp(own - own.max(axis=1, keepdims=True))
+  shares /= shares.sum(axis=1, keepdims=True)
+  expected = (shares * lists.rewards).sum(axis=1)
+  return np.stack([ratios, expected], axis=1)
+
+
+def _compared(
+  served: Float[np.ndarray, "b 2"], new: Float[np.ndarray, "b 2"]
+) -> Comparison:
+  """Compares weighted means, resampling lists for the interval."""
+
+  def mean(own: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    weights = counts * own[:, 0]
+    return weights @ own[:, 1] / weights.sum(axis=-1)
+
+  count, rng = len(served), np.random.default_rng(0)
+  drawn = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)
+  differences = mean(new, drawn) - mean(served, drawn)
+  low, high = np.quantile(differences, (0.025, 0.975)).tolist()
+  once = np.ones(count)
+  return Comparison(
+    float(mean(served, once)), float(mean(new, once)), (low, high), count
+  )
