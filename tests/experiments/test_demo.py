@@ -94,7 +94,7 @@ def test_facts_are_edited_in_a_finished_demo(demo, tmp_path, command_server):
     return command_server.run(
       [
         *(sys.executable, "-m", "experiments.word_memory"),
-        *(f"--gin_file={demo_dir.with_name('small.gin')}",),
+        f"--gin_file={demo_dir.with_name('small.gin')}",
         f"--demo_dir={folder}",
       ]
     )
