@@ -143,7 +143,9 @@ class GeneratedWorlds:
     self.build(folder, CORPUS, *articles)
     return world
 
-  def build(self, folder: Path, name: str, *articles: str) -> None:
+  def build(
+    self, folder: Path, name: str, *articles: str, tagger: str = _TAGGER
+  ) -> None:
     """Builds a corpus of files in a world's folder, unless it is there."""
     if (folder / name / MANIFEST_NAME).exists():
       return
@@ -152,7 +154,7 @@ class GeneratedWorlds:
       "output_dir": str(folder / name),
       "vocab": str(folder / _VOCABULARY),
       "block_length": self.block_length,
-      "tagger": _TAGGER,
+      "tagger": tagger,
     }
     if self.chains is not None:
       settings["links"] = "mentions"

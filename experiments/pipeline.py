@@ -90,11 +90,11 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A command that trains or evaluates, or builds one snapshot.
+  """A command that trains or evaluates, or builds one snapshot or memory.
 
   Attributes:
-    command: `train`, `evaluate`, or `build_index --once`.
-    folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or SNAPSHOTS_DIR.
+    command: `train`, `evaluate`, `build_memory`, or `build_index --once`.
+    folder: MODEL_DIR, OUTPUT_DIR of an evaluation or memory, or SNAPSHOTS_DIR.
     needs: Steps that come before it.
     builder: Command that builds the index meanwhile, if it needs one.
   """
@@ -111,7 +111,9 @@ class Step:
     yield self
 
   def is_finished(self) -> bool:
-    """Returns whether its figures, last checkpoint or snapshot are there."""
+    """Returns whether its figures, last checkpoint or index are there."""
+    if self.command.module == "build_memory":
+      return self.folder.exists()
     if self.command.module == "evaluate":
       return (self.folder / METRICS).exists()
     if self.command.module == "build_index":

@@ -26,6 +26,7 @@ _FUNCTIONS = {
   "realm_jax.evaluate": "realm_jax.evaluation.evaluate:evaluate",
   "realm_jax.evaluate --follow": "realm_jax.evaluation.evaluate:follow",
   "realm_jax.build_index": "realm_jax.snapshots.index_builder:build_index",
+  "realm_jax.build_memory": "realm_jax.evaluation.word_memory:build_memory",
 }
 _BINDING = re.compile(r"--(?:(\w+)\.)?gin\.(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"(?:({'|'.join(_MODULES)})\.)?(\w+)=(.*)", re.DOTALL)

@@ -21,23 +21,35 @@ def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
   first, *others = [one for one in blocks if one is not NULL_BLOCK] or blocks
   if not others:
     return first
-  text, token_ids = first.text, [first.token_ids]
-  ranges, size = [first.byte_ranges], len(text.encode())
-  for block in others:
+  parts = (first, *others)
+  token_ids, ranges = [first.token_ids], [first.byte_ranges]
+  for block, (title, body) in zip(others, text_places(parts)[1:], strict=True):
     titles = words.tokenize_with_offsets([block.title])
     # The corpus cuts a long title.
     titles_read = titles.byte_ranges[: block.title_length]
-    start = size + 1
-    body = start + len(block.title.encode()) + 1
-    ranges += [start + titles_read, body + block.byte_ranges]
+    ranges += [title.start + titles_read, body.start + block.byte_ranges]
     token_ids.append(block.token_ids)
-    text += f"\n{block.title}\n{block.text}"
-    size = len(text.encode())
+  texts = [f"{block.title}\n{block.text}" for block in others]
   return first.replace(
-    id=" → ".join(block.id for block in (first, *others)),
-    title=" → ".join(block.title for block in (first, *others)),
-    text=text,
+    id=" → ".join(block.id for block in parts),
+    title=" → ".join(block.title for block in parts),
+    text="\n".join([first.text, *texts]),
     token_ids=np.concatenate(token_ids),
     byte_ranges=np.concatenate(ranges),
-    parts=(first, *others),
+    parts=parts,
   )
+
+
+def text_places(parts: Sequence[Block]) -> list[tuple[slice, slice]]:
+  """Returns where the title and the body of each block are in a path's text.
+
+  They are of its bytes in UTF-8. The text lacks the title of the first block.
+  """
+  places, start = list[tuple[slice, slice]](), 0
+  for block in parts:
+    title = slice(start, start + len(block.title.encode()) if start else 0)
+    first = title.stop + 1 if start else 0
+    body = slice(first, first + len(block.text.encode()))
+    places.append((title, body))
+    start = body.stop + 1
+  return places

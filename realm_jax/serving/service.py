@@ -14,6 +14,7 @@ from realm_jax.answers.match import exact_match
 from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.filters import Where
+from realm_jax.corpus.paths import text_places
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
@@ -371,9 +372,9 @@ class Service:
     result = explain(edited, text)
     told = result.json()
     for block, hit in zip(told["blocks"], result.hits, strict=True):
-      block["is_edited"] = hit.block.row in edited.edits
-      block["segments"] = _segments(edited, result.answer, hit)
-      block["around"] = _around(edited, hit.block.row)
+      passages = _passages(edited, result.answer, hit)
+      for one, shown in zip(block.get("path", [block]), passages, strict=True):
+        one.update(shown)
     without = _without(run, result, texts)
     return {**told, "without": without, "run": _about(run)}
 
@@ -474,7 +475,7 @@ def _without(
   """Returns the filling by the null block, which is what is left to read.
 
   Of a question, it is the answer from all blocks but the one that gives most of
-  the answer, in the run with these texts.
+  the answer, or those of the path that does, in the run with these texts.
   """
   null = result.hits[0].best
   if result.kind == SENTENCE and null is not None:
@@ -485,11 +486,14 @@ def _without(
       "same": null.text == result.answer,
     }
   best = max(result.hits, key=lambda hit: hit.share or 0.0)
-  if not best.share or len(result.hits) == 1:
+  parts = best.block.parts
+  read = {part.row for hit in result.hits for part in hit.block.parts}
+  hidden = {part.row for part in parts}
+  if not best.share or read == hidden:
     return None
-  other = explain(run.edited(texts, hidden=[best.block.row]), result.text)
+  other = explain(run.edited(texts, hidden=hidden), result.text)
   return {
-    "left_out": best.block.title or best.block.id,
+    "left_out": " → ".join(part.title or part.id for part in parts),
     "answer": other.answer,
     "probability": other.probability,
     "same": exact_match(other.answer, result.answer, run.corpus.language),
@@ -510,12 +514,33 @@ def _around(run: TrainedRun, row: int) -> list[str | None]:
   ]
 
 
-def _segments(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, str]]:
-  """Returns the text of a block in pieces, which joined are its whole text.
+def _passages(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, Any]]:
+  """Returns what the page shows of a block, or of each block of a path.
 
-  A piece has a mark: "answer" for an occurrence of the answer, "said" for what
-  the reader would say of this block alone, or "". Words are compared by their
-  wordpieces, so capitals and accents do not matter.
+  These are title and text in pieces, which joined are the whole; the text
+  before and after in the document; and whether it is edited. The title of what
+  comes first is not read as text, and has no pieces.
+  """
+  body, marks = hit.block.text.encode(), _marks(run, answer, hit)
+  return [
+    {
+      "is_edited": part.row in run.edits,
+      "title_segments": _segments(body[of_title], marks[of_title]),
+      "segments": _segments(body[of_body], marks[of_body]),
+      "around": _around(run, part.row),
+    }
+    for part, (of_title, of_body) in zip(
+      hit.block.parts, text_places(hit.block.parts), strict=True
+    )
+  ]
+
+
+def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
+  """Returns the mark of each byte of a block's text.
+
+  It is "answer" in an occurrence of the answer, "said" in what the reader would
+  say of this block alone, or "". Words are compared by their wordpieces, so
+  capitals and accents do not matter.
   """
   block, best, words = hit.block, hit.best, run.vocabulary
   token_ids, body = block.body_token_ids, block.text.encode()
@@ -541,6 +566,11 @@ def _segments(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, str]]:
       first, _ = block.byte_ranges[start]
       _, limit = block.byte_ranges[start + width - 1]
       marks[first:limit] = "answer"
+  return marks
+
+
+def _segments(body: bytes, marks: np.ndarray) -> list[dict[str, str]]:
+  """Returns a text in pieces of one mark each, which joined are all of it."""
   changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
   bounds = [0, *changes.tolist(), len(marks)]
   return [

@@ -1,6 +1,7 @@
 """`python -m experiments.demo` with a few steps of everything."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -9,6 +10,8 @@ from experiments.demo.stages import demo_worlds
 from experiments.readers.comparison import CONTENDERS, ReaderSteps
 from experiments.two_hops.comparison import TwoHopSteps
 from realm_jax.configuration import Kept
+from realm_jax.corpus.store import Corpus
+from tests.json_lines import read_lines
 
 pytestmark = pytest.mark.slow
 
@@ -68,17 +71,74 @@ def test_recipes_of_two_hops_are_complete(tmp_path):
       made_of.command.configured()
 
 
-def test_the_whole_demo_in_small(tmp_path, command_server):
-  (tmp_path / "small.gin").write_text(_SMALL)
-  output_dir = tmp_path / "demo"
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory, command_server):
+  """The folder of a demo in small, and its process, which has ended."""
+  output_dir = tmp_path_factory.mktemp("small") / "demo"
+  small = output_dir.with_name("small.gin")
+  small.write_text(_SMALL)
   done = command_server.run(
     [
       *(sys.executable, "-m", "experiments.demo"),
-      f"--gin_file={tmp_path / 'small.gin'}",
-      f"--output_dir={output_dir}",
+      *(f"--gin_file={small}", f"--output_dir={output_dir}"),
     ]
   )
   assert done.returncode == 0, done.stderr[-3000:]
+  return output_dir, done
+
+
+def test_facts_are_edited_in_a_finished_demo(demo, tmp_path, command_server):
+  demo_dir, _ = demo
+
+  def edit(folder):
+    return command_server.run(
+      [
+        *(sys.executable, "-m", "experiments.word_memory"),
+        f"--gin_file={demo_dir.with_name('small.gin')}",
+        f"--demo_dir={folder}",
+      ]
+    )
+
+  refused = edit(tmp_path)
+  assert refused.returncode == 2 and "experiments.demo" in refused.stderr
+  done = edit(demo_dir)
+  assert done.returncode == 0, done.stderr[-3000:]
+  names = "closed book", "closed book + kNN", "REALM", "REALM + kNN"
+  found = re.findall(r"\| (\w[^|]+?) \| ([\d.]+) \| ([\d.]+) \|", done.stdout)
+  assert tuple(name for name, *_ in found) == names
+  # Without a memory, a closed book knows nothing of edits.
+  assert found[0][1] == found[0][2] and found[1][1] != found[1][2]
+  # Each new fact is asked for once, in words of its own, for its answer.
+  old, new = (
+    {
+      one["id"]: one
+      for one in read_lines(demo_dir / folder / "statements-test.jsonl")
+    }
+    for folder in ("world", "word_memory/world")
+  )
+  changed = [one for id_, one in new.items() if one != old[id_]]
+  corpus = Corpus.open(demo_dir / "word_memory/statements")
+  figures = demo_dir / "evaluations/word_memory/realm-after/metrics.json"
+  assert json.loads(figures.read_text())["num_queries"] == len(changed) > 10
+  assert corpus.num_blocks == len(changed)
+  for row, one in enumerate(changed):
+    block = corpus.block(row)
+    assert block.text == one["question"].replace("[MASK]", one["answer"][0])
+    ((start, limit),) = block.salient_spans
+    masked = corpus.vocabulary.decode(
+      block.body_token_ids[start:limit].tolist()
+    )
+    assert masked == one["answer"][0].lower()
+  memories = [
+    demo_dir / f"word_memory/realm-{when}-memory/keys.bin"
+    for when in ("before", "after")
+  ]
+  before, after = (path.read_bytes() for path in memories)
+  assert before != after and abs(len(before) - len(after)) < len(before) / 20
+
+
+def test_the_whole_demo_in_small(demo):
+  output_dir, done = demo
   report = json.loads((output_dir / "report.json").read_text())
   for name in _CONTENDERS:
     for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):

@@ -17,10 +17,13 @@ from realm_jax.configuration import command_line
 from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
+from realm_jax.models.components import Components
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
 from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.two_hops import TwoHops
+from tests import tiny_world
 from tests.serving import browser, client
 
 pytestmark = pytest.mark.slow
@@ -43,7 +46,7 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   blocks, without = told["blocks"], told["without"]
   for one, hit in zip(blocks, explained.hits, strict=True):
     segments, _ = one.pop("segments"), one.pop("around")
-    assert not one.pop("is_edited")
+    assert not one.pop("is_edited") and not one.pop("title_segments")
     assert "".join(s["text"] for s in segments) == hit.block.text
   assert told | json.loads(json.dumps(explained.json())) == told
   if text == _SENTENCE:
@@ -57,6 +60,51 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   other = explain(run.edited({}, hidden=[best.row]), _ASKED)
   assert without["answer"] == other.answer
   assert without["same"] == (other.answer == told["answer"])
+
+
+@pytest.fixture(scope="module")
+def of_paths(run) -> TrainedRun:
+  """The same run, which reads paths of two blocks."""
+  hops = run.components.retriever.clone(hop_length=tiny_world.JOINT_LENGTH)
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, paths=TwoHops(3, 2), num_read=4),
+    components=Components({**run.components, "retriever": hops}),
+    asked=QUESTION,
+  )
+
+
+def test_the_passages_of_a_path_are_told_apart(of_paths):
+  explained = explain(of_paths, _ASKED)
+  with client.served(PageApp(Service(of_paths))) as port:
+    told = client.ask(port, _ASKED).json()
+    second = next(b for b in told["blocks"] if "path" in b)["path"][1]
+    edits = [{"id": second["id"], "text": _EDITED}]
+    edited = client.post(port, "/api/ask", text=_ASKED, edits=edits).json()
+  for one, hit in zip(told["blocks"], explained.hits, strict=True):
+    first, *others = one.get("path", [one])
+    pieces = [*first["segments"]]
+    assert [p["id"] for p in (first, *others)] == [
+      part.id for part in hit.block.parts
+    ]
+    for passage in others:
+      assert passage["title_segments"], passage["segments"]
+      for name in ("title_segments", "segments"):
+        pieces += [{"text": "\n", "mark": "break"}, *passage[name]]
+    assert "".join(piece["text"] for piece in pieces) == hit.block.text
+    # What the path alone would answer is marked, also beyond a passage.
+    marks = [piece["mark"] for piece in pieces for _ in piece["text"]]
+    assert all(marks[hit.best.start : hit.best.limit])
+  best = max(explained.hits, key=lambda hit: hit.share).block
+  hidden = [part.row for part in best.parts]
+  assert told["without"]["left_out"] == best.title
+  other = explain(of_paths.edited({}, hidden=hidden), _ASKED)
+  assert told["without"]["answer"] == other.answer
+  passages = [p for b in edited["blocks"] for p in b.get("path", [b])]
+  assert {p["id"] for p in passages if p["is_edited"]} <= {second["id"]}
+  row = second["row"]
+  after = explain(of_paths.edited({row: _EDITED}), _ASKED)
+  assert edited["answer"] == after.answer
 
 
 def test_edits_are_those_of_one_request(run, service):
@@ -253,6 +301,32 @@ def test_in_a_browser_a_retriever_alone_is_searched(retriever, tmp_path):
     assert page.console == []
 
 
+@pytest.mark.skipif(
+  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
+)
+def test_in_a_browser_a_passage_of_a_path_is_edited(of_paths, tmp_path):
+  service = Service(of_paths)
+  blocks = service.explain(_ASKED)["blocks"]
+  passages = [one for block in blocks for one in block.get("path", [block])]
+  with (
+    client.served(PageApp(service)) as port,
+    browser.opened(tmp_path / "profile") as page,
+  ):
+    page.open(f"http://127.0.0.1:{port}/?q={_ASKED}")
+    page.wait(lambda: page.text("#answer"), "it is answered")
+    assert page.texts(".title") == [one["title"] for one in passages]
+    assert page.texts(".block-text") == [one["text"] for one in passages]
+    second = next(b for b in blocks if "path" in b)["path"][1]
+    card = f'.passage[data-id="{second["id"]}"]'
+    page.click(f"{card} .edit")
+    page.type(f"{card} textarea", _EDITED)
+    page.click(f"{card} .editor .primary")
+    page.wait(lambda: page.text("#edits"), "the page says that it is edited")
+    after = service.explain(_ASKED, {second["id"]: _EDITED})
+    assert page.text("#answer").split() == after["answer"].split()
+    assert page.console == []
+
+
 def _use(page, service):
   page.wait(lambda: page.text("#runs"), "the run is named")
   told = service.explain(_ASKED)
@@ -270,7 +344,7 @@ def _use(page, service):
     return [block["id"] for block in service.explain(_ASKED, edits)["blocks"]]
 
   edited = next(b for b in blocks if b["id"] in read({b["id"]: _EDITED}))
-  card = f'.block[data-id="{edited["id"]}"]'
+  card = f'.passage[data-id="{edited["id"]}"]'
   page.click(f"{card} .edit")
   page.type(f"{card} textarea", _EDITED)
   page.click(f"{card} .editor .primary")

@@ -103,9 +103,15 @@ function found(block, rank) {
   return el(
     "li",
     { className: "card block" },
-    el("span", { className: "quiet" }, `${rank}. `),
-    el("b", { className: "title" }, nameOf(block)),
-    el("p", { className: "block-text" }, block.text),
+    el("span", { className: "quiet" }, heading(block, rank)),
+    ...passagesOf(block).map((one) =>
+      el(
+        "div",
+        { className: "passage" },
+        el("b", { className: "title" }, nameOf(one)),
+        el("p", { className: "block-text" }, one.text),
+      ),
+    ),
     el("p", { className: "quiet" }, `Score ${block.score.toFixed(2)}`),
   );
 }
@@ -148,7 +154,7 @@ function showAnswer(told) {
     ),
   );
   $("result").hidden = false;
-  showEdits(new Set(blocks.map(({ id }) => id)));
+  showEdits(new Set(blocks.flatMap(passagesOf).map(({ id }) => id)));
 }
 
 function linkTo(block, text) {
@@ -163,19 +169,23 @@ function sureness({ probability: p }) {
 // The sentence that has the answer, in the passage that gives most of it.
 function sourceOf(blocks) {
   const isAnswer = (segment) => segment.mark === "answer";
+  const withAnswer = (block) =>
+    passagesOf(block).find((one) => one.segments.some(isAnswer));
   const [best] = blocks
-    .filter((one) => one.segments.some(isAnswer))
+    .filter(withAnswer)
     .sort((one, other) => (other.share ?? 0) - (one.share ?? 0));
   if (!best) return [];
-  const place = best.segments.findIndex(isAnswer);
-  const textOf = (segments) => segments.map((one) => one.text).join("");
-  const before = textOf(best.segments.slice(0, place));
-  const after = textOf(best.segments.slice(place + 1));
+  const read = withAnswer(best);
+  const { segments } = read;
+  const place = segments.findIndex(isAnswer);
+  const textOf = (pieces) => pieces.map((one) => one.text).join("");
+  const before = textOf(segments.slice(0, place));
+  const after = textOf(segments.slice(place + 1));
   return [
     before.split(/(?<=[.!?])\s/).at(-1),
-    el("mark", { className: "answer-mark" }, best.segments[place].text),
+    el("mark", { className: "answer-mark" }, segments[place].text),
     after.split(/(?<=[.!?])\s/)[0],
-    el("cite", {}, " — ", linkTo(best, nameOf(best))),
+    el("cite", {}, " — ", linkTo(best, nameOf(read))),
   ];
 }
 
@@ -205,18 +215,44 @@ function withoutText(told) {
 
 // --- Passages ---------------------------------------------------------------
 
+// A path is made of several, in the order in which they are read.
+function passagesOf(block) {
+  return block.path ?? [block];
+}
+
 function nameOf(block) {
-  return block.title || block.id;
+  const names = passagesOf(block).map(({ title, id }) => title || id);
+  return names.join(" → ");
+}
+
+function heading(block, rank) {
+  const { length } = passagesOf(block);
+  if (length === 1) return `${rank}. `;
+  const p = percent(block.probability);
+  return `${rank}. A path of ${length} passages, probability ${p}`;
+}
+
+function marked(segments) {
+  return segments.map(({ mark, text }) =>
+    mark ? el("mark", { className: `${mark}-mark` }, text) : text,
+  );
 }
 
 function card(block, rank, canEdit) {
-  const text = el(
-    "p",
-    { className: "block-text" },
-    ...block.segments.map(({ mark, text }) =>
-      mark ? el("mark", { className: `${mark}-mark` }, text) : text,
-    ),
+  return el(
+    "li",
+    { className: "card block", id: `block-${block.id}` },
+    el("span", { className: "quiet" }, heading(block, rank)),
+    ...passagesOf(block).map((one) => passage(one, canEdit)),
+    block.contains_text
+      ? el("p", { className: "quiet" }, "It has your text word for word.")
+      : null,
+    why(block),
   );
+}
+
+function passage(block, canEdit) {
+  const text = el("p", { className: "block-text" }, ...marked(block.segments));
   const around = button("Read around it", () => {
     around.disabled = true;
     const [before, after] = block.around.map((piece) =>
@@ -228,16 +264,13 @@ function card(block, rank, canEdit) {
   const edit = button("Edit", () => openEditor(block, text, edit), "edit");
   const restoring = button("Restore", () => restore([block.id]));
   const badge = el("span", { className: "badge" }, "edited");
+  const title = block.title_segments;
   const made = el(
-    "li",
-    { className: "card block", id: `block-${block.id}` },
-    el("span", { className: "quiet" }, `${rank}. `),
-    el("b", { className: "title" }, nameOf(block)),
+    "div",
+    { className: "passage" },
+    el("b", { className: "title" }, ...(title.length ? marked(title) : [nameOf(block)])),
     block.is_edited ? badge : null,
     text,
-    block.contains_text
-      ? el("p", { className: "quiet" }, "It has your text word for word.")
-      : null,
     el(
       "div",
       { className: "actions" },
@@ -245,7 +278,6 @@ function card(block, rank, canEdit) {
       canEdit ? edit : null,
       block.is_edited ? restoring : null,
     ),
-    why(block),
   );
   made.dataset.id = block.id;
   return made;

@@ -1,0 +1,1 @@
+"""New facts without training: a memory of masked words, and REALM's index."""
