@@ -217,6 +217,11 @@ def stop_on_signal() -> Iterator[threading.Event]:
       signal.signal(number, handler)
 
 
+def is_stopping() -> bool:
+  """Returns whether a signal has come in a block of `stop_on_signal`."""
+  return _stop is not None and _stop.is_set()
+
+
 def hide_library_messages() -> None:
   """Logs this project's messages from INFO on, and other libraries' warnings.
 

@@ -5,15 +5,17 @@ feedback   the last few thousand lists of a feedback log, as it grows
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import seqio
 import tensorflow as tf
+from absl import logging
 from jaxtyping import Int, UInt64
 
-from realm_jax.errors import RealmError
+from realm_jax.console import is_stopping
 from realm_jax.feedback.examples import (
   Feedback,
   FeedbackExamples,
@@ -32,6 +34,7 @@ from realm_jax.inputs.sources import RandomAccessSource
 
 # Older lists are of retrievers that differ too much from the current one.
 _NUM_RECENT = 4096
+_POLL_SECONDS = 1.0
 _ARRAYS = {
   "pool_ids": tf.int64,
   "pool_hashes": tf.int64,
@@ -65,8 +68,25 @@ class _FeedbackRecords:
     return len(self._examples)
 
   def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Chooses among the last lists, all of which are as likely."""
+    """Chooses among the last lists, all of which are as likely.
+
+    Waits for the first rewards.
+
+    Raises:
+      TaskError: The run is stopped before they come.
+    """
     self._examples.poll()
+    while not len(self):
+      logging.log_every_n_seconds(
+        *(logging.INFO, "waiting for the first rewards in %s", 60.0),
+        self._examples.directory,
+      )
+      time.sleep(_POLL_SECONDS)
+      if is_stopping():
+        raise TaskError(
+          f"stopped before the first rewards came to {self._examples.directory}"
+        )
+      self._examples.poll()
     recent = min(len(self), _NUM_RECENT)
     return len(self) - 1 - (hashes % np.uint64(recent)).astype(np.int64)
 
@@ -124,22 +144,9 @@ class FeedbackSource(RandomAccessSource):
     return tuple(current_context().question_files)
 
   def open(self, split: str) -> _FeedbackRecords:
-    """Opens a log.
-
-    Raises:
-      TaskError: There is none, or it has no rewards yet.
-    """
+    """Opens a log, which a service may begin later."""
     path = os.fspath(current_context().question_files[split])
-    try:
-      examples = FeedbackExamples(path, cast(Split, split))
-    except RealmError as error:
-      raise TaskError(str(error)) from None
-    if not len(examples):
-      raise TaskError(
-        f"no list of the feedback log {path} has rewards yet; start training "
-        "once clients have sent some to /feedback"
-      )
-    return _FeedbackRecords(examples)
+    return _FeedbackRecords(FeedbackExamples(path, cast(Split, split)))
 
 
 @tf.autograph.experimental.do_not_convert

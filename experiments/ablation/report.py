@@ -221,6 +221,19 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
   return cells
 
 
+def import_pyplot() -> Any:
+  """Returns matplotlib's pyplot, which draws to files.
+
+  It takes a second, which other commands need not spend.
+  """
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  return pyplot
+
+
 def _write_plots(
   output_dir: Path, metrics: Sequence[Metric], rows: Sequence[_Row]
 ) -> dict[str, str]:
@@ -229,12 +242,7 @@ def _write_plots(
   Each metric has a panel, with a bar for each row, REALM's at the top, and a
   dot for each seed. Raises `ImportError` if matplotlib is not installed.
   """
-  import matplotlib  # Takes a second, which other commands need not spend.
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot
-
-  written = {}
+  pyplot, written = import_pyplot(), {}
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
     title, path = part.replace("_", " "), output_dir / f"{part}.png"
     others = [row for row in rows[1:] if row["part"] == part]

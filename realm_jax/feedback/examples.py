@@ -21,7 +21,6 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from realm_jax.errors import RealmError
 from realm_jax.feedback.log import (
   FeedbackError,
   Rewards,
@@ -84,22 +83,15 @@ class _Mean:
 class FeedbackExamples:
   """The examples of a log, which grow as it does.
 
-  `poll` reads what is new, at most once a second, and never anything again.
+  `poll` reads what is new, at most once a second, and never anything again. A
+  log that no service has begun has none.
 
   Attributes:
     left_out: Number of lines that were left out, by the reason.
-
-  Raises:
-    RealmError: There is no folder.
   """
 
   def __init__(self, directory: epath.PathLike, split: Split = "train"):
     self.directory, self._split = Path(directory), split
-    if not self.directory.is_dir():
-      raise RealmError(
-        f"there is no feedback log {directory}; start `python -m "
-        "realm_jax.serve` with --accept_feedback, and give its folder"
-      )
     self.left_out = collections.Counter[str]()
     self._read: dict[int, int] = {}
     self._files: list[Path] = []

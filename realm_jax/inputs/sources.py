@@ -61,7 +61,7 @@ class GrowingRecords(Records, Protocol):
   """Records that become more while they are read, such as those of a log.
 
   They choose the record of a position themselves, so a resumed stream does not
-  repeat what was chosen before.
+  repeat what was chosen before. They may begin with none, and wait.
   """
 
   def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -236,7 +236,8 @@ class RecordReader:
       else InMemoryRecords(source, split)
     )
     self.num_records = len(self._records)
-    if not self.num_records:
+    grows = isinstance(self._records, GrowingRecords)
+    if not (self.num_records or grows):
       raise TaskError(f"{source} has no record in split {split!r}")
     self._seed, self._shuffle = seed, shuffle
     self._spec = dict(self._records.spec)

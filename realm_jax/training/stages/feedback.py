@@ -1,13 +1,14 @@
 """The retriever learns from what clients report of the lists it has served."""
 
 import dataclasses
+import functools
 from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
-from realm_jax.corpus.store import NULL_ROW
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -51,8 +52,8 @@ class FeedbackLearning(Stage):
   """Learning from the rewards of a feedback log (`realm_jax/feedback`).
 
   The candidates of a list are those that were found when it was served, all
-  embedded anew. A list of whose blocks one is gone, or has another text by now,
-  is left out.
+  embedded anew, from the newest version of the corpus. A list is left out once
+  one of its blocks is gone or has another text.
 
   Attributes:
     feedback_loss: "policy_gradient" learns from lists whose order was drawn, or
@@ -97,10 +98,12 @@ class FeedbackLearning(Stage):
           f"raise {setting}"
         )
     ids, hashes = batch.array("pool_ids"), batch.array("pool_hashes")
-    is_block = ids != 0
-    rows = np.where(is_block, context.corpus.rows_of(ids), NULL_ROW)
-    is_known = context.corpus.content_hashes[rows] == hashes
-    is_whole = (~is_block | (is_known & (rows != NULL_ROW))).all(axis=1)
+    is_block, corpus = ids != 0, context.corpus
+    rows, is_whole = _rows_of(corpus, ids, hashes)
+    if not is_whole.all():
+      # The service may have a newer version by now.
+      corpus = _in_use(corpus.newest())
+      rows, is_whole = _rows_of(corpus, ids, hashes)
     temperature = batch.array("temperature")
     weights = (is_whole & batch.is_real).astype(np.float32)
     if self.feedback_loss == "policy_gradient":
@@ -121,7 +124,7 @@ class FeedbackLearning(Stage):
       batch.array("rewards"),
       weights,
     )
-    candidates = Candidates.of(context.gather(rows))
+    candidates = Candidates.of(corpus.gather(rows, context.block_length))
     metrics = {
       "reward": float(batch.array("reward").mean()),
       "changed_lists": float(1 - is_whole.mean()),
@@ -172,3 +175,18 @@ class FeedbackLearning(Stage):
       losses += self.start_weight * kept
       metrics["start_divergence"] = Average.of(kept, weights)
     return WeightedLoss(Average.of(losses, weights), metrics)
+
+
+def _rows_of(
+  corpus: Corpus, ids: Int[np.ndarray, "b n"], hashes: Int[np.ndarray, "b n"]
+) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, " b"]]:
+  """Returns the rows of candidates, and which lists have all of theirs."""
+  rows = np.where(ids != 0, corpus.rows_of(ids), NULL_ROW)
+  is_known = (rows != NULL_ROW) & (corpus.content_hashes[rows] == hashes)
+  return rows, ((ids == 0) | is_known).all(axis=1)
+
+
+@functools.lru_cache(maxsize=1)
+def _in_use(corpus: Corpus) -> Corpus:
+  """Returns the same corpus, which is not opened again at the next step."""
+  return corpus

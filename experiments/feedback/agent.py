@@ -1,0 +1,136 @@
+"""An agent that searches, answers from what it got, and sends rewards.
+
+It speaks to any retrieval server of Search-R1's protocol; what it adds to that
+is `Agent.send`. How it words its queries is a policy, which it learns by GRPO
+(Shao et al. 2024, arXiv 2402.03300): several rollouts of a question, each with
+its reward, less their mean and over their standard deviation.
+"""
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from realm_jax.answers.match import exact_match
+from realm_jax.evaluation.ask import span_logits
+from realm_jax.evaluation.run import TrainedRun
+
+_ROLLOUTS = 4
+_RATE = 0.2
+_PATIENCE_SECONDS = 120
+# How a question can be asked: as it is, without its first words, or with its
+# last word once more.
+WORDINGS = (
+  lambda question: question,
+  lambda question: " ".join(question.split()[2:]),
+  lambda question: f"{question} {question.split()[-1]}",
+)
+
+
+class Agent:
+  """An agent with a reader that stays as it is.
+
+  Args:
+    url: Address of the retrieval server.
+    run: Run whose reader answers from the passages; nothing else of it is used.
+    seed: Seed of the rollouts.
+    top_k: Number of passages that it asks for.
+
+  Attributes:
+    logits: Those of its policy, for each of `WORDINGS`.
+  """
+
+  def __init__(self, url: str, run: TrainedRun, *, seed: int, top_k: int = 3):
+    self._url, self._run, self._top_k = url, run, top_k
+    self._rng = np.random.default_rng(seed)
+    self.logits = np.zeros(len(WORDINGS))
+
+  def ask(
+    self, questions: Sequence[str], answers: Sequence[str]
+  ) -> list[float]:
+    """Asks each question in several rollouts, and learns from all rewards.
+
+    Returns:
+      The mean reward of each question, 1 of an answer that is right.
+    """
+    policy = np.exp(self.logits) / np.exp(self.logits).sum()
+    asked = np.repeat(np.arange(len(questions)), _ROLLOUTS)
+    chosen = self._rng.choice(len(WORDINGS), size=len(asked), p=policy)
+    texts = [questions[number] for number in asked.tolist()]
+    queries = [
+      WORDINGS[way](text) for way, text in zip(chosen, texts, strict=True)
+    ]
+    reply = self._post(
+      "retrieve", queries=queries, topk=self._top_k, return_scores=True
+    )
+    told = self._read(texts, reply["result"])
+    rewards = np.array(
+      [
+        float(exact_match(answer, answers[number], "en"))
+        for answer, number in zip(told, asked.tolist(), strict=True)
+      ]
+    )
+    # The ten lines that a client of Search-R1 adds.
+    if ids := reply.get("request_ids"):
+      self.send(ids, rewards.tolist())
+    groups = rewards.reshape(-1, _ROLLOUTS)
+    mean, spread = groups.mean(axis=1), groups.std(axis=1)
+    gain = (groups - mean[:, None]) / (spread[:, None] + 1e-6)
+    taken = np.eye(len(WORDINGS))[chosen] - policy
+    self.logits += _RATE * (gain.reshape(-1, 1) * taken).mean(axis=0)
+    return mean.tolist()
+
+  def send(self, ids: Sequence[str], rewards: Sequence[float]) -> None:
+    """Tells the server what its lists were worth."""
+    feedback = [
+      {"request_id": name, "rewards": float(reward)}
+      for name, reward in zip(ids, rewards, strict=True)
+    ]
+    self._post("feedback", feedback=feedback)
+
+  def _post(self, path: str, **fields: Any) -> dict[str, Any]:
+    request = urllib.request.Request(
+      f"{self._url}/{path}",
+      json.dumps(fields).encode(),
+      {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as reply:
+      return json.load(reply)
+
+  def _read(
+    self, questions: Sequence[str], results: Sequence[Sequence[Any]]
+  ) -> list[str]:
+    """Returns the best span of the passages of each question, as a text."""
+    run, words = self._run, self._run.vocabulary
+    shape = len(questions), self._top_k, run.corpus.block_length
+    blocks, scores = np.zeros(shape, np.int32), np.full(shape[:2], -np.inf)
+    bodies: dict[tuple[int, int], tuple[bytes, np.ndarray]] = {}
+    for row, found in enumerate(results):
+      for place, hit in enumerate(found):
+        document = hit["document"]
+        title = words.encode(document["title"])
+        body = words.tokenize_with_offsets([document["text"]])
+        tokens = [words.cls_id, *title, words.sep_id, *body.token_ids]
+        tokens = [*tokens, words.sep_id][: shape[2]]
+        blocks[row, place, : len(tokens)] = tokens
+        scores[row, place] = hit["score"]
+        text = document["text"].encode()
+        bodies[row, place] = text, body.byte_ranges
+    logits = run.compute(
+      *(span_logits, run.components.span_reader, run.params["reader"]),
+      query=run.encode(questions),
+      blocks=blocks,
+    )
+    totals = logits + scores[..., None, None]
+    told = []
+    for row, own in enumerate(totals):
+      best = int(own.argmax())
+      place, start, width = map(int, np.unravel_index(best, own.shape))
+      if not np.isfinite(own.flat[best]):
+        told.append("")
+        continue
+      text, ranges = bodies[row, place]
+      told.append(text[ranges[start, 0] : ranges[start + width, 1]].decode())
+    return told

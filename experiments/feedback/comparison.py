@@ -1,0 +1,260 @@
+"""The systems that are compared over time, and the plot of their rewards."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+import realm_jax
+from experiments.ablation.report import import_pyplot
+from experiments.comparing import Comparison
+from experiments.data import CORPUS, GeneratedWorlds
+from experiments.demo.stages import demo_worlds
+from experiments.feedback.agent import Agent
+from experiments.pipeline import Step, Steps, Value, call, run, running_beside
+from experiments.world import names
+from experiments.world.world import World, edit_facts
+from realm_jax.corpus.update import update_corpus
+from realm_jax.storage.json_files import json_lines, write_json
+
+_GIN = Path("experiments/gin")
+# An agent that thinks asks 16 questions a second.
+_QUESTIONS_AT_ONCE, _PAUSE_SECONDS = 8, 0.5
+_TEMPERATURE = 1.0
+# Steps of each of the two rounds, after a third of the time and after two.
+_ROUND_STEPS = 400
+_NUM_EDITS = 400
+# Width of the plot's bins, in seconds.
+_BIN = 20.0
+
+
+class System(NamedTuple):
+  """A way to learn from feedback: never, in rounds, or all the time."""
+
+  title: str
+  learns: str
+  changes: bool = False
+
+
+SYSTEMS = {
+  "frozen": System("frozen retriever", "never"),
+  "rounds": System("retrained in two rounds", "rounds"),
+  "live": System("live", "always"),
+  "frozen_changing": System("frozen retriever, facts change", "never", True),
+  "live_changing": System("live, facts change", "always", True),
+}
+
+
+class FeedbackSteps(Steps):
+  """The steps of all systems, in the folder of a seed."""
+
+  def __init__(self, folder: Path, seed: int, gin_files: Sequence[str]):
+    paths = [*(_GIN / "demo").glob("*.gin"), *(_GIN / "feedback").glob("*.gin")]
+    recipes = {path.stem: [str(path), *gin_files] for path in sorted(paths)}
+    seeds: Mapping[str, Value] = {"SEED": seed}
+    trained = "inverse_cloze", "reading", "reading_retrieved", "open_qa"
+    always = dict.fromkeys((*trained, "feedback"), seeds)
+    super().__init__(folder, recipes, str(folder / CORPUS), always)
+
+  def start(self) -> tuple[Step, Step]:
+    """Returns the run that all start from, and that of the agent's reader."""
+    cloze = self.train("inverse_cloze", "inverse_cloze")
+    reading = self.train("reading", "reading")
+    name = "reading_retrieved"
+    reading = self.train(name, name, cloze, reading, self.first_snapshot(name))
+    agent = self.train(
+      *("agent", "open_qa", cloze, reading),
+      self.first_snapshot("agent"),
+      TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
+    )
+    return run(cloze), run(agent)
+
+
+class Live:
+  """A service of a run that is built, trained and asked beside it.
+
+  Args:
+    training: Run that learns from the log.
+    start: Its first step, which is not trained.
+    corpus: Corpus of its own.
+  """
+
+  def __init__(self, steps: FeedbackSteps, name: str, start: Step):
+    self.folder, self.learns = steps.folder / name, SYSTEMS[name].learns
+    self.corpus = steps.folder / f"{name}-corpus"
+    if not self.corpus.exists():
+      shutil.copytree(steps.corpus_dir, self.corpus)
+    self.log = self.folder / "feedback"
+    corpus = str(self.corpus)
+    bound: dict[str, Value] = {"FEEDBACK_DIR": str(self.log)}
+    if self.learns == "rounds":
+      bound["SAVE_EVERY_STEPS"] = _ROUND_STEPS
+    made = steps.train(name, "feedback", start, CORPUS_DIR=corpus)
+    self._training = dataclasses.replace(
+      made.command, bindings={**made.command.bindings, **bound}
+    )
+    build = "build_index", "build_index", self.folder
+    self._build = steps.command(*build, CORPUS_DIR=corpus)
+    # The first checkpoint, and its snapshot.
+    call(self._training, num_steps=0)
+    call(steps.command(*build, "--once", CORPUS_DIR=corpus))
+    self._rounds = 0
+
+  @contextlib.contextmanager
+  def served(self) -> Iterator[str]:
+    """Serves the run, and yields the address."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+      port = found.getsockname()[1]
+    arguments = [
+      *("-m", "realm_jax.serve", f"--model_dir={self.folder}", "--follow"),
+      *(f"--corpus_dir={self.corpus}", f"--port={port}", "--accept_feedback"),
+      *(f"--explore_temperature={_TEMPERATURE}", "--pool_size=20"),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with contextlib.ExitStack() as stack:
+      for name, command in (
+        ("serve", arguments),
+        ("build_index", self._build.arguments()),
+      ):
+        log = self.folder / f"{name}.log"
+        stack.enter_context(running_beside(command, log))
+      while True:
+        with contextlib.suppress(OSError):
+          health(url)
+          break
+        time.sleep(1.0)
+      if self.learns == "always":
+        stack.enter_context(self._trainer())
+      yield url
+
+  def train_round(self, share: float) -> None:
+    """Begins a round of training if it is due, of two, by the share of time."""
+    if self.learns == "rounds" and share > (self._rounds + 1) / 3:
+      self._rounds += 1
+      steps = {"NUM_STEPS": self._rounds * _ROUND_STEPS}
+      own = dataclasses.replace(
+        self._training, bindings={**self._training.bindings, **steps}
+      )
+      arguments = [sys.executable, *own.arguments()]
+      with (self.folder / "train.log").open("a") as log:
+        subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
+
+  def _trainer(self) -> contextlib.AbstractContextManager[None]:
+    return running_beside(self._training.arguments(), self.folder / "train.log")
+
+  def change_facts(self, world: World) -> World:
+    """Edits facts that test questions ask for; updates the corpus."""
+    edited = edit_facts(world, count=_NUM_EDITS, seed=0)
+    path, changes = self.folder / "changes.jsonl", 0
+    with json_lines(path) as write:
+      for old, new in zip(world.documents, edited.documents, strict=True):
+        text = new.text(edited.facts)
+        if old.text(world.facts) != text:
+          write({"id": new.id, "title": new.title, "text": text})
+          changes += 1
+    print(f"{changes} documents change", flush=True)
+    update_corpus([str(path)], self.corpus, tagger=names.tag)
+    return edited
+
+
+def health(url: str) -> dict[str, Any]:
+  """Returns what a service says of itself."""
+  with urllib.request.urlopen(f"{url}/healthz", timeout=60) as reply:
+    return json.load(reply)
+
+
+def _figures(
+  name: str,
+  folder: Path,
+  seed: int,
+  worlds: GeneratedWorlds,
+  world: World,
+  gin_files: Sequence[str],
+) -> dict[str, Any]:
+  """Runs a system for its time, and returns the figures of its rewards."""
+  del worlds
+  steps, seconds = FeedbackSteps(folder, seed, gin_files), flags.FLAGS.seconds
+  start, agent_run = steps.start()
+  live = Live(steps, name, start)
+  reader = realm_jax.load(agent_run.folder, corpus_dir=steps.corpus_dir)
+  rng, curve = np.random.default_rng(seed), list[tuple[float, float]]()
+  changes, is_changed = SYSTEMS[name].changes, False
+  with live.served() as url:
+    agent = Agent(url, reader, seed=seed)
+    began = time.monotonic()
+    while (share := (time.monotonic() - began) / seconds) < 1:
+      if changes and not is_changed and share > 0.5:
+        world, is_changed = live.change_facts(world), True
+      live.train_round(share)
+      # The facts that change are those of the test questions.
+      asked = world.questions["test" if changes else "train"]
+      chosen = rng.choice(len(asked), _QUESTIONS_AT_ONCE, replace=False)
+      own = [asked[number] for number in chosen.tolist()]
+      rewards = agent.ask(
+        [one.text for one in own], [one.answer for one in own]
+      )
+      now = time.monotonic() - began
+      curve.append((now, statistics.mean(rewards)))
+      time.sleep(max(0.0, len(curve) * _PAUSE_SECONDS - now))
+    last = health(url)
+  write_json(folder / f"{name}-curve.json", curve)
+  times, rewards = np.array(curve).T
+  fifths = np.minimum(times / seconds * 5, 4).astype(int)
+  return {
+    "reward_first": float(rewards[fifths == 0].mean()),
+    "reward_middle": float(rewards[fifths == 2].mean()),
+    "reward_last": float(rewards[fifths == 4].mean()),
+    "steps": last["checkpoint"],
+    "lists": last["feedback"]["lists"],
+    "policy": agent.logits.tolist(),
+  }
+
+
+COMPARISON = Comparison(
+  "feedback",
+  {name: system.title for name, system in SYSTEMS.items()},
+  ("reward_first", "reward_middle", "reward_last", "steps", "lists"),
+  demo_worlds,
+  _figures,
+)
+
+
+def plot(output_dir: Path, seeds: int) -> None:
+  """Writes curves.png: mean rewards over time, of all seeds there are."""
+  pyplot = import_pyplot()
+  figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+  for name, system in SYSTEMS.items():
+    axes = panels[int(system.changes)]
+    binned: dict[int, list[float]] = {}
+    for seed in range(seeds):
+      path = output_dir / f"seed-{seed}" / f"{name}-curve.json"
+      if path.exists():
+        for passed, reward in json.loads(path.read_text()):
+          binned.setdefault(int(passed / _BIN), []).append(reward)
+    points = sorted(binned)
+    axes.plot(
+      [(point + 0.5) * _BIN for point in points],
+      [statistics.mean(binned[point]) for point in points],
+      label=system.title,
+    )
+  for axes, title in zip(
+    panels, ("", "facts change at half time"), strict=True
+  ):
+    axes.set_xlabel("seconds")
+    axes.set_title(title)
+    axes.legend()
+  panels[0].set_ylabel("share of right answers")
+  figure.tight_layout()
+  figure.savefig(output_dir / "curves.png", dpi=120)
