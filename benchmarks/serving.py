@@ -6,13 +6,15 @@ Clients that each wait for their answer send queries of random sentences of the
 corpus to `/retrieve`, for `--seconds`. An imported run, which records no
 corpus, needs `--corpus_dir` and `--bindings BLOCK_LENGTH=…`. Reported are how
 many were answered and refused, how long they took, and by how much the resident
-memory of the service grew beyond what it was when nobody asked.
+memory of the service grew beyond what it was when nobody asked. With
+`--feedback` the service logs what it draws, and each client sends rewards.
 """
 
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -52,9 +54,13 @@ def random_sentences(given: Any, count: int) -> list[str]:
 
 def crowd(
   url: str, queries: Sequence[str], given: Any
-) -> tuple[list[float], list[int]]:
-  """Returns the seconds of answered requests, and the status of the others."""
+) -> tuple[list[float], list[int], list[float]]:
+  """Returns the seconds of answered requests, and the status of the others.
+
+  Then come the seconds of requests that sent rewards.
+  """
   seconds: list[float] = []
+  of_rewards: list[float] = []
   refused: list[int] = []
   end = time.monotonic() + given.seconds
 
@@ -71,8 +77,14 @@ def crowd(
           refused.append(answer.status_code)
           time.sleep(_LOOK_SECONDS)
           continue
-        assert len(answer.json()["results"]) == given.queries
+        reply = answer.json()
+        assert len(reply["results"]) == given.queries
         seconds.append(time.monotonic() - start)
+        if ids := reply.get("request_ids"):
+          rewards = [{"request_id": name, "rewards": 1.0} for name in ids]
+          start = time.monotonic()
+          session.post(f"{url}/feedback", json={"feedback": rewards})
+          of_rewards.append(time.monotonic() - start)
 
   threads = [
     threading.Thread(target=ask, args=[client])
@@ -82,7 +94,7 @@ def crowd(
     thread.start()
   for thread in threads:
     thread.join()
-  return seconds, refused
+  return seconds, refused, of_rewards
 
 
 def measure(given: Any) -> dict[str, Any]:
@@ -94,6 +106,10 @@ def measure(given: Any) -> dict[str, Any]:
     *([f"--corpus_dir={given.corpus_dir}"] if given.corpus_dir else []),
     *(f"--gin.{binding}" for binding in given.bindings),
   ]
+  if given.feedback:
+    command += ["--accept_feedback", "--explore_temperature=1"]
+    command.append(f"--feedback_dir={tempfile.mkdtemp()}")
+    command.append(f"--pool_size={given.k}")
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
     try:
       assert service.stdout is not None
@@ -117,7 +133,7 @@ def measure(given: Any) -> dict[str, Any]:
       watching = threading.Thread(target=watch)
       watching.start()
       start = time.monotonic()
-      seconds, refused = crowd(url, queries, given)
+      seconds, refused, of_rewards = crowd(url, queries, given)
       took = time.monotonic() - start
       ended.set()
       watching.join()
@@ -132,6 +148,11 @@ def measure(given: Any) -> dict[str, Any]:
     "queries_per_second": len(seconds) * given.queries / took,
     "median_seconds": statistics.median(seconds),
     "longest_seconds": max(seconds),
+    **(
+      {"median_seconds_of_rewards": statistics.median(of_rewards)}
+      if of_rewards
+      else {}
+    ),
     "idle_gb": idle,
     "grown_by_gb": most - idle,
   }
@@ -147,6 +168,7 @@ def main() -> None:
     queries=256,
     k=100,
     seconds=60.0,
+    feedback=False,
   )
   absl_flags.FLAGS.mark_as_parsed()
   figures = measure(given)

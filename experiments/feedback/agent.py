@@ -36,14 +36,14 @@ class Agent:
     url: Address of the retrieval server.
     run: Run whose reader answers from the passages; nothing else of it is used.
     seed: Seed of the rollouts.
-    top_k: Number of passages that it asks for.
 
   Attributes:
+    top_k: Number of passages that it asks for.
     logits: Those of its policy, for each of `WORDINGS`.
   """
 
   def __init__(self, url: str, run: TrainedRun, *, seed: int, top_k: int = 3):
-    self._url, self._run, self._top_k = url, run, top_k
+    self._url, self._run, self.top_k = url, run, top_k
     self._rng = np.random.default_rng(seed)
     self.logits = np.zeros(len(WORDINGS))
 
@@ -63,9 +63,9 @@ class Agent:
       WORDINGS[way](text) for way, text in zip(chosen, texts, strict=True)
     ]
     reply = self._post(
-      "retrieve", queries=queries, topk=self._top_k, return_scores=True
+      "retrieve", queries=queries, topk=self.top_k, return_scores=True
     )
-    told = self._read(texts, reply["result"])
+    told = self.read(texts, reply["result"])
     rewards = np.array(
       [
         float(exact_match(answer, answers[number], "en"))
@@ -99,12 +99,12 @@ class Agent:
     with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as reply:
       return json.load(reply)
 
-  def _read(
+  def read(
     self, questions: Sequence[str], results: Sequence[Sequence[Any]]
   ) -> list[str]:
     """Returns the best span of the passages of each question, as a text."""
     run, words = self._run, self._run.vocabulary
-    shape = len(questions), self._top_k, run.corpus.block_length
+    shape = len(questions), self.top_k, run.corpus.block_length
     blocks, scores = np.zeros(shape, np.int32), np.full(shape[:2], -np.inf)
     bodies: dict[tuple[int, int], tuple[bytes, np.ndarray]] = {}
     for row, found in enumerate(results):

@@ -28,6 +28,7 @@ from experiments.world import names
 from experiments.world.world import World, edit_facts
 from realm_jax.corpus.update import update_corpus
 from realm_jax.storage.json_files import json_lines, write_json
+from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
 # An agent that thinks asks 16 questions a second.
@@ -168,6 +169,14 @@ class Live:
     update_corpus([str(path)], self.corpus, tagger=names.tag)
     return edited
 
+  def refresh_seconds(self, served_at: Mapping[int, float]) -> float:
+    """Returns the median time from a step to its vectors in the service."""
+    done = {
+      row["step"]: row["run_seconds"]["until"] for row in read_rows(self.folder)
+    }
+    times = [served_at[step] - done[step] for step in {*served_at} & {*done}]
+    return statistics.median(times) if times else 0.0
+
 
 def health(url: str) -> dict[str, Any]:
   """Returns what a service says of itself."""
@@ -191,6 +200,7 @@ def _figures(
   reader = realm_jax.load(agent_run.folder, corpus_dir=steps.corpus_dir)
   rng, curve = np.random.default_rng(seed), list[tuple[float, float]]()
   changes, is_changed = SYSTEMS[name].changes, False
+  served_at = dict[int, float]()
   with live.served() as url:
     agent = Agent(url, reader, seed=seed)
     began = time.monotonic()
@@ -205,6 +215,7 @@ def _figures(
       rewards = agent.ask(
         [one.text for one in own], [one.answer for one in own]
       )
+      served_at.setdefault(health(url)["checkpoint"], time.time())
       now = time.monotonic() - began
       curve.append((now, statistics.mean(rewards)))
       time.sleep(max(0.0, len(curve) * _PAUSE_SECONDS - now))
@@ -216,6 +227,7 @@ def _figures(
     "reward_first": float(rewards[fifths == 0].mean()),
     "reward_middle": float(rewards[fifths == 2].mean()),
     "reward_last": float(rewards[fifths == 4].mean()),
+    "refresh_seconds": live.refresh_seconds(served_at),
     "steps": last["checkpoint"],
     "lists": last["feedback"]["lists"],
     "policy": agent.logits.tolist(),
@@ -225,7 +237,10 @@ def _figures(
 COMPARISON = Comparison(
   "feedback",
   {name: system.title for name, system in SYSTEMS.items()},
-  ("reward_first", "reward_middle", "reward_last", "steps", "lists"),
+  (
+    *("reward_first", "reward_middle", "reward_last"),
+    *("refresh_seconds", "steps", "lists"),
+  ),
   demo_worlds,
   _figures,
 )
