@@ -7,7 +7,7 @@ corpus to `/retrieve`, for `--seconds`. An imported run, which records no
 corpus, needs `--corpus_dir` and `--bindings BLOCK_LENGTH=…`. Reported are how
 many were answered and refused, how long they took, and by how much the resident
 memory of the service grew beyond what it was when nobody asked. With
-`--feedback` the service logs what it draws, and each client sends rewards.
+`--feedback=1` the service logs what it draws, and each client sends rewards.
 """
 
 import re
@@ -168,7 +168,7 @@ def main() -> None:
     queries=256,
     k=100,
     seconds=60.0,
-    feedback=False,
+    feedback=0,
   )
   absl_flags.FLAGS.mark_as_parsed()
   figures = measure(given)

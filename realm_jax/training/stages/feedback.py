@@ -53,12 +53,14 @@ class FeedbackLearning(Stage):
 
   The candidates of a list are those that were found when it was served, all
   embedded anew, from the newest version of the corpus. A list is left out once
-  one of its blocks is gone or has another text.
+  one of its blocks is gone or has another text, and so is one that is too long,
+  or has no probability where the loss needs it; the metric `left_out` is their
+  share.
 
   Attributes:
     feedback_loss: "policy_gradient" learns from lists whose order was drawn, or
       "pairwise" from all whose passages have rewards of their own.
-    pool_size: Number of candidates of a list, at most.
+    pool_size: Number of candidates of the lists to learn from, at most.
     num_shown: Number of them that were shown, at most.
     clip_ratio: Bound of the importance ratios, and of their inverses.
     start_weight: Weight of the divergence from the retriever of the start,
@@ -88,48 +90,62 @@ class FeedbackLearning(Stage):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     del found
-    for name, setting, limit in (
-      ("num_candidates", "POOL_SIZE", self.pool_size),
-      ("num_shown", "NUM_SHOWN", self.num_shown),
-    ):
-      if (most := batch.array(name).max()) > limit:
-        raise RealmError(
-          f"{setting}={limit}, and a list of the feedback log has {most}; "
-          f"raise {setting}"
-        )
     ids, hashes = batch.array("pool_ids"), batch.array("pool_hashes")
-    is_block, corpus = ids != 0, context.corpus
-    rows, is_whole = _rows_of(corpus, ids, hashes)
-    if not is_whole.all():
+    corpus = context.corpus
+    rows, is_same = _rows_of(corpus, ids, hashes)
+    if not is_same.all():
       # The service may have a newer version by now.
       corpus = _in_use(corpus.newest())
-      rows, is_whole = _rows_of(corpus, ids, hashes)
+      rows, is_same = _rows_of(corpus, ids, hashes)
     temperature = batch.array("temperature")
-    weights = (is_whole & batch.is_real).astype(np.float32)
+    # What is longer was cut.
+    fits = batch.array("num_candidates") <= self.pool_size
+    fits &= batch.array("num_shown") <= self.num_shown
+    is_learned = is_same & fits & batch.is_real
     if self.feedback_loss == "policy_gradient":
-      weights *= temperature > 0
-      if not temperature.any():
-        raise RealmError(
-          "no list of a batch was drawn, so that none has a probability; start "
-          "`python -m realm_jax.serve` with --explore_temperature, or set "
-          "FEEDBACK_LOSS = 'pairwise'"
-        )
+      is_learned &= temperature > 0
+    # Later, clients cannot end the run by what they ask for.
+    is_first = batch.positions.min() < len(ids)
+    if is_first and not is_learned.any():
+      raise RealmError(self._reason(batch))
     lists = ServedLists(
-      is_block,
+      ids != 0,
       batch.array("pool_scores"),
       # Places begin at 1 there, so that 0 is padding.
-      batch.array("shown") - 1,
+      np.where(fits[:, None], batch.array("shown") - 1, -1),
       np.where(temperature > 0, temperature, 1).astype(np.float32),
       batch.array("advantages"),
       batch.array("rewards"),
-      weights,
+      is_learned.astype(np.float32),
     )
     candidates = Candidates.of(corpus.gather(rows, context.block_length))
     metrics = {
       "reward": float(batch.array("reward").mean()),
-      "changed_lists": float(1 - is_whole.mean()),
+      "left_out": float(1 - is_learned.mean()),
     }
     return FeedbackBatch(batch.array("query"), candidates, lists), metrics
+
+  def _reason(self, batch: Batch) -> str:
+    """Says why nothing can be learned from a batch."""
+    for name, setting, limit in (
+      ("num_candidates", "POOL_SIZE", self.pool_size),
+      ("num_shown", "NUM_SHOWN", self.num_shown),
+    ):
+      if (least := batch.array(name).min()) > limit:
+        return (
+          f"{setting}={limit}, and the lists of the feedback log have {least} "
+          f"or more; raise {setting}"
+        )
+    if self.feedback_loss == "policy_gradient":
+      return (
+        "no list of a batch was drawn, so that none has a probability; start "
+        "`python -m realm_jax.serve` with --explore_temperature, or set "
+        "FEEDBACK_LOSS = 'pairwise'"
+      )
+    return (
+      "the lists of the feedback log have blocks that the corpus has no longer "
+      "or not yet; give the corpus of the service as CORPUS_DIR"
+    )
 
   def dummy_batch(self, shapes: ExampleArrays) -> FeedbackBatch:
     size, count = shapes.candidates.shape[:2]
