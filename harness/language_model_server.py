@@ -5,6 +5,7 @@ before it are the same, and V is `VOCABULARY`. So a passage makes likely what it
 contains.
 """
 
+import contextlib
 import json
 import math
 import re
@@ -169,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
     self.send_header("Content-Type", "application/json")
     self.send_header("Content-Length", str(len(content)))
     self.end_headers()
-    self.wfile.write(content)
+    # Who was stopped has not waited for it.
+    with contextlib.suppress(OSError):
+      self.wfile.write(content)
 
   def log_message(self, format: str, *args: Any) -> None:
     """Says nothing of the requests."""

@@ -3,8 +3,8 @@
     .venv-llama/bin/python -m harness.peers.llama MODEL.gguf PAIRS.json
 
 This writes the model, and prints a line of JSON: the log-likelihood of each
-target after its prompt, and its number of tokens, in float64, from the logits of
-this process. `python -m llama_cpp.server` serves the same file.
+target after its prompt, in float64 from the logits of this process.
+`python -m llama_cpp.server` serves the same file.
 """
 
 import json
@@ -85,7 +85,7 @@ def main(model_file: str, pairs_file: str) -> None:
     total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
     places = np.arange(before, len(tokens))
     own = logits[places - 1, np.array(tokens)[places]] - total[places - 1]
-    found.append([own.sum(), len(places)])
+    found.append(own.sum())
   print(json.dumps(found))
 
 

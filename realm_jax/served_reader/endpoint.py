@@ -247,7 +247,7 @@ class Endpoint:
 
   def _require_answer(self, answer: httpx.Response) -> None:
     code, text = answer.status_code, f"{answer.text!r:.{_QUOTED}}"
-    said = f"{answer.request.url} answers with {code}: {text}"
+    said = f"{answer.request.url} answers with {code}, {text}"
     if code in _NO_KEY:
       raise EndpointError(
         f"{said}; put its key into the environment, in the variable that "
@@ -263,7 +263,7 @@ class Endpoint:
     if code >= 500:
       raise _FailedError(said)
     if not answer.is_success:
-      raise RefusedError(said)
+      raise RefusedError(f"status {code}, {text}")
 
 
 def _of_echo(given: Any, text: str) -> Tokens:
