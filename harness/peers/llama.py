@@ -80,7 +80,7 @@ def main(model_file: str, pairs_file: str) -> None:
     tokens = model.tokenize((prompt + target).encode())
     model.reset()
     model.eval(tokens)
-    logits = np.float64(model.scores[: len(tokens)])
+    logits = np.asarray(model.scores[: len(tokens)], np.float64)
     top = logits.max(axis=1)
     total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
     places = np.arange(before, len(tokens))

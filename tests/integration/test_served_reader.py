@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from harness.jobs import wait_until
+from harness.jobs import Job, free_port, gin_command, running, wait_until
 from harness.language_model_server import LanguageModelServer
 from realm_jax.training.metric_rows import read_rows
-from tests.integration.commands import checkpoint_steps, losses
+from tests.integration.commands import MODEL_FILE, checkpoint_steps, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 _STEPS = 6
@@ -125,3 +125,50 @@ def test_the_endpoint_goes_away_and_comes_back(train, server, tmp_path):
   server.start()
   assert not train(tmp_path / "stopped").preempted
   assert losses(tmp_path / "stopped") == losses(tmp_path / "undisturbed")
+
+
+def test_processes_share_the_work_and_end_together(
+  commands, command_environment, quick_jobs, server, tmp_path
+):
+  environment = {**command_environment, "JAX_PLATFORMS": "cpu"}
+  address, folder = f"localhost:{free_port()}", tmp_path / "run"
+
+  def job(process):
+    command = gin_command(
+      "train",
+      ["gin/runs/served_reader.gin", MODEL_FILE],
+      f"--coordinator_address={address}",
+      *("--num_processes=2", f"--process_id={process}"),
+      MODEL_DIR=folder,
+      CORPUS_DIR=commands.world.corpus_dir,
+      TRAIN_QUESTIONS=commands.world.question_file,
+      READER_URL=server.url,
+      READER_MODEL="tiny",
+      SCORE_CACHE=tmp_path / "scores.sqlite",
+      NUM_READ=3,
+      NUM_STEPS=_STEPS,
+      BATCH_SIZE=4,
+      SWAP_SNAPSHOTS=False,
+    )
+    log = tmp_path / f"{process}.log"
+    name = f"process-{process}"
+    return Job(name, command, log=log, environment=environment)
+
+  jobs, asked = (job(0), job(1)), len(server.prompts)
+  with running(*jobs), commands.index_builder(folder):
+    wait_until(
+      lambda: len(server.prompts) > asked + 20, what="requests", jobs=jobs
+    )
+    server.stop()
+    # Process 0 waits for the endpoint, or for the other that does.
+    os.kill(jobs[1].pid, signal.SIGTERM)
+    for one in jobs:
+      assert one.wait(60) == 0, one.tail()
+      assert "Preempted: checkpoint saved" in one.last_output()
+  server.start()
+  with running(*jobs):
+    for one in jobs:
+      assert one.wait(300) == 0, one.tail()
+  assert len(read_rows(folder)) == _STEPS
+  names = {path.name for path in (folder / "served_reader").iterdir()}
+  assert {f"{s:08d}.{p}.npz" for s in range(_STEPS) for p in (0, 1)} <= names
