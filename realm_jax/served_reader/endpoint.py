@@ -6,9 +6,11 @@ such as one for chats alone, cannot be a reader.
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import httpx
 import tenacity
@@ -24,6 +26,9 @@ from realm_jax.served_reader.alignment import (
   visible,
 )
 
+if TYPE_CHECKING:
+  from realm_jax.served_reader.scoring import ServedLanguageModel
+
 T = TypeVar("T")
 # A token is always generated, because some servers take 0 for no limit.
 _BODIES: dict[str, dict[str, Any]] = {
@@ -34,6 +39,9 @@ _NO_KEY, _NOT_THERE = (401, 403), (404, 405)
 # The server is busy, or not there: whatever it was asked.
 _AWAY = (408, 425, 429, 502, 503, 504)
 _LONGEST_PAUSE_SECONDS = 30.0
+# Time for the first look at an endpoint.
+_CHECK_SECONDS = 10.0
+_MALFORMED = AttributeError, IndexError, KeyError, TypeError, ValueError
 # Characters of an answer that a message quotes.
 _QUOTED = 200
 
@@ -68,19 +76,31 @@ class Score(NamedTuple):
   num_billed: int
 
 
-def client(
-  url: str, *, key: str | None, timeout_seconds: float, requests_at_once: int
-) -> httpx.AsyncClient:
-  """Returns a client of an endpoint, to be entered."""
-  return httpx.AsyncClient(
-    base_url=url,
-    headers={} if key is None else {"Authorization": f"Bearer {key}"},
-    timeout=timeout_seconds,
+@contextlib.asynccontextmanager
+async def opened(model: "ServedLanguageModel") -> AsyncIterator["Endpoint"]:
+  """Opens the connections to a model's endpoint, of which nothing is asked.
+
+  Raises:
+    EndpointError: The environment has no key.
+  """
+  headers = {}
+  if (name := model.api_key_variable) is not None:
+    if not (key := os.environ.get(name)):
+      raise EndpointError(
+        f"API_KEY_VARIABLE={name!r}, and the environment lacks it; export "
+        f"{name} before the command"
+      )
+    headers = {"Authorization": f"Bearer {key}"}
+  number = model.requests_at_once
+  async with httpx.AsyncClient(
+    base_url=model.reader_url,
+    headers=headers,
+    timeout=model.request_timeout_seconds,
     limits=httpx.Limits(
-      max_connections=requests_at_once,
-      max_keepalive_connections=requests_at_once,
+      max_connections=number, max_keepalive_connections=number
     ),
-  )
+  ) as client:
+    yield Endpoint(client, model)
 
 
 class Endpoint:
@@ -88,53 +108,33 @@ class Endpoint:
 
   Args:
     client: Client with the URL, the key and the timeout of a request.
-    model: Name of the model.
-    tail: What follows the query in a prompt, to find out how tokens are cut.
-    target: A target, likewise.
-    requests_at_once: Limit of the requests that are under way.
-    tries: How often a text is tried that makes requests fail.
-    away_seconds: How long to wait for an endpoint that is away.
+    model: Its settings.
   """
 
-  def __init__(
-    self,
-    client: httpx.AsyncClient,
-    *,
-    model: str,
-    tail: str,
-    target: str,
-    requests_at_once: int,
-    tries: int,
-    away_seconds: float,
-  ):
+  def __init__(self, client: httpx.AsyncClient, model: "ServedLanguageModel"):
     self._client, self._model = client, model
-    self._prompt, self._target = test_prompt(tail), target
-    self._limit = asyncio.Semaphore(requests_at_once)
-    self._tries, self._away_seconds = tries, away_seconds
+    self._prompt = test_prompt(model.prompt.rpartition("{query}")[2])
+    self._target = model.target.replace("{answer}", "Paris")
+    self._limit = asyncio.Semaphore(model.requests_at_once)
     self._looking = asyncio.Lock()
     self._kind, self._alignment = "", Alignment("tokens")
 
-  async def is_there(self) -> bool:
-    """Finds out how the endpoint gives log-probabilities; asks only once.
+  async def check(self) -> None:
+    """Raises an `EndpointError` if the endpoint is there, and no reader.
 
-    It returns False if the endpoint is away.
-
-    Raises:
-      EndpointError: It gives none, refuses the key, or cuts the template.
+    It gives no log-probabilities, refuses the key, or cuts the template.
     """
     try:
-      await self._look()
-    except (_AwayError, _FailedError) as error:
+      await asyncio.wait_for(self._look(), _CHECK_SECONDS)
+    except (TimeoutError, _AwayError, _FailedError) as error:
       logging.warning("%s is away: %s", self._client.base_url, error)
-      return False
-    return True
 
   async def wait_until_there(self) -> None:
-    """Waits for the endpoint, and finds out what `is_there` does.
+    """Waits for the endpoint, and finds out how to ask it.
 
     Raises:
       RetrievalUnavailableError: The endpoint was away for too long.
-      EndpointError: As for `is_there`.
+      EndpointError: As for `check`.
     """
     await self._until_there(self._look, or_fails=True)
 
@@ -149,7 +149,7 @@ class Endpoint:
       EndpointError: It refuses the key, or is no such endpoint any more.
     """
     failure = ""
-    for _ in range(self._tries):
+    for _ in range(self._model.tries):
       try:
         text = prompt + target
         found = await self._until_there(self._tokens_of, text, self._kind)
@@ -168,7 +168,9 @@ class Endpoint:
           f"the log-probabilities are {log_probs!r:.{_QUOTED}}"
         )
       return Score(total, len(log_probs), found.num_billed)
-    raise RefusedError(f"{self._tries} tries failed, the last with: {failure}")
+    raise RefusedError(
+      f"{self._model.tries} tries failed, the last with: {failure}"
+    )
 
   async def _until_there(
     self,
@@ -181,10 +183,11 @@ class Endpoint:
     A request that fails counts as a sign that it is away if `or_fails`.
     """
     kinds = (_AwayError, _FailedError) if or_fails else (_AwayError,)
+    seconds = self._model.away_seconds
     retrying = tenacity.AsyncRetrying(
       retry=tenacity.retry_if_exception_type(kinds),
       wait=tenacity.wait_random_exponential(max=_LONGEST_PAUSE_SECONDS),
-      stop=tenacity.stop_after_delay(self._away_seconds),
+      stop=tenacity.stop_after_delay(seconds),
       reraise=True,
     )
     try:
@@ -193,8 +196,8 @@ class Endpoint:
       if not isinstance(error, kinds):
         raise
       raise RetrievalUnavailableError(
-        f"{self._client.base_url} was away for {self._away_seconds:.0f} s "
-        f"({error}); start it, or raise AWAY_SECONDS, and run the same command"
+        f"{self._client.base_url} was away for {seconds:.0f} s ({error}); "
+        "start it, or raise AWAY_SECONDS, and run the same command"
       ) from error
 
   async def _look(self) -> None:
@@ -210,7 +213,7 @@ class Endpoint:
         aligned = alignment_of(found, self._prompt)
         if aligned is None:
           raise EndpointError(
-            f"no token of {self._model!r} ends with the prompt "
+            f"no token of {self._model.reader_model!r} ends with the prompt "
             f"{self._prompt!r}: it has {found.texts}; let PROMPT end in a sign "
             "such as ':', and TARGET begin with a space"
           )
@@ -224,8 +227,8 @@ class Endpoint:
 
   async def _tokens_of(self, text: str, kind: str) -> Tokens:
     """Asks for the tokens of a text."""
-    body = {"model": self._model, "prompt": text, "max_tokens": 1}
-    body |= {"temperature": 0.0, **_BODIES[kind]}
+    body = {"model": self._model.reader_model, "prompt": text}
+    body |= {"max_tokens": 1, "temperature": 0.0, **_BODIES[kind]}
     async with self._limit:
       try:
         answer = await self._client.post("completions", json=body)
@@ -240,7 +243,7 @@ class Endpoint:
       raise _FailedError(f"no JSON: {answer.text!r:.{_QUOTED}}") from error
     try:
       return _PARSERS[kind](given, text)
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except _MALFORMED as error:
       raise RefusedError(
         f"the answer has none: {answer.text!r:.{_QUOTED}}"
       ) from error

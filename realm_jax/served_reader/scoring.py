@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,10 +132,17 @@ class ServedLanguageModel:
     Raises:
       EndpointError: It cannot, or the key is missing or wrong.
     """
+    try:
+      from realm_jax.served_reader import endpoint
+    except ImportError as error:
+      raise RealmError(
+        f"a served reader needs httpx and tenacity ({error}): pip install "
+        "'realm_jax[served]'"
+      ) from error
 
     async def ask() -> None:
-      async with self._endpoint() as endpoint:
-        await endpoint.is_there()
+      async with endpoint.opened(self) as served:
+        await served.check()
 
     asyncio.run(ask())
 
@@ -201,57 +207,29 @@ class ServedLanguageModel:
     path = self.score_cache or cache_directory() / _CACHE
     return ScoreCache.opened(Path(path))
 
-  @contextlib.asynccontextmanager
-  async def _endpoint(self) -> AsyncIterator["Endpoint"]:
-    from realm_jax.served_reader import endpoint
-
-    key = None
-    if self.api_key_variable is not None:
-      key = os.environ.get(self.api_key_variable)
-      if not key:
-        raise endpoint.EndpointError(
-          f"API_KEY_VARIABLE={self.api_key_variable!r}, and the environment "
-          f"lacks it; export {self.api_key_variable} before the command"
-        )
-    async with endpoint.client(
-      self.reader_url,
-      key=key,
-      timeout_seconds=self.request_timeout_seconds,
-      requests_at_once=self.requests_at_once,
-    ) as client:
-      yield endpoint.Endpoint(
-        client,
-        model=self.reader_model,
-        tail=self.prompt.rpartition("{query}")[2],
-        target=self.target.replace("{answer}", "Paris"),
-        requests_at_once=self.requests_at_once,
-        tries=self.tries,
-        away_seconds=self.away_seconds,
-      )
-
   async def _ask(
     self, texts: Mapping[bytes, Text], cache: "ScoreCache", step: StepOnHost
   ) -> dict[bytes, "Score"]:
     """Returns the scores that the endpoint gives, which the cache keeps."""
-    from realm_jax.served_reader.endpoint import RefusedError
+    from realm_jax.served_reader import endpoint
 
     scores, refusals = dict[bytes, "Score"](), list[str]()
 
-    async def ask_one(endpoint: "Endpoint", key: bytes, text: Text) -> None:
+    async def ask_one(served: "Endpoint", key: bytes, text: Text) -> None:
       try:
-        score = await endpoint.score(*text)
-      except RefusedError as error:
+        score = await served.score(*text)
+      except endpoint.RefusedError as error:
         refusals.append(str(error))
         return
       cache.add(key, score.total, score.num_tokens)
       scores[key] = score
 
     async def ask_all() -> None:
-      async with self._endpoint() as endpoint:
-        await endpoint.wait_until_there()
+      async with endpoint.opened(self) as served:
+        await served.wait_until_there()
         async with asyncio.TaskGroup() as group:
           for key, text in texts.items():
-            group.create_task(ask_one(endpoint, key, text))
+            group.create_task(ask_one(served, key, text))
 
     asking = asyncio.create_task(ask_all())
     while not asking.done():
