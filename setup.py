@@ -34,6 +34,8 @@ EXTRAS = {
   # Its wheels are for Linux.
   "symphonyqg": ["rabitqlib"],
   "launch": ["pyyaml", "xmanager"],
+  # A served language model as the reader.
+  "served": ["httpx", "tenacity"],
   # The page of realm_jax.serve.
   "serve": ["starlette", "uvicorn"],
   # Where Thai sentences end.

@@ -1,9 +1,12 @@
 """Prefix language modelling (T5; Atlas, Izacard et al. 2022, section 2.3).
 
-prefix_lm    a block is split in two at a random word; the first part is
-             read and retrieved for, and the second one is to be written
+prefix_lm      a block is split in two at a random word; the first part is
+               read and retrieved for, and the second one is to be written
+continuation   a block is split in half, as RePlug does (Shi et al. 2023,
+               arXiv 2301.12652, section 4)
 """
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,11 +25,15 @@ from realm_jax.inputs.features import (
 
 @tf.autograph.experimental.do_not_convert
 def split_block(
-  blocks: tf.data.Dataset, *, sequence_length: Mapping[str, int] | None = None
+  blocks: tf.data.Dataset,
+  *,
+  in_half: bool = False,
+  sequence_length: Mapping[str, int] | None = None,
 ) -> tf.data.Dataset:
   """Makes `query`, and the texts `inputs` and `targets`, of each block.
 
-  A query that is too long loses its end. A block of one word is skipped.
+  It is split at the word in its middle if `in_half`, and else at any. A query
+  that is too long loses its end. A block of one word is skipped.
   """
   words, corpus = wordpieces(), current_context().examples
   is_continuation = tf.constant(words.is_continuation)
@@ -42,7 +49,9 @@ def split_block(
     token_ids = block["body_ids"]
     begins_word = ~tf.gather(is_continuation, token_ids[1:])
     places = 1 + tf.cast(tf.where(begins_word)[:, 0], tf.int32)
-    draw = tf.random.stateless_uniform((), block["seed"])
+    draw = 0.5
+    if not in_half:
+      draw = tf.random.stateless_uniform((), block["seed"])
     number = tf.cast(tf.size(places), tf.float32)
     # The product may round up to the number of places.
     chosen = tf.minimum(tf.cast(draw * number, tf.int32), tf.size(places) - 1)
@@ -66,13 +75,14 @@ def split_block(
   )
 
 
-seqio.TaskRegistry.add(
-  "prefix_lm",
-  source=CorpusSource(),
-  preprocessors=[split_block],
-  output_features={
-    "query": token_feature(),
-    "source_id": plain_feature(tf.int64, rank=0),
-    "source_hash": plain_feature(tf.int64, rank=0),
-  },
-)
+for _name, _in_half in (("prefix_lm", False), ("continuation", True)):
+  seqio.TaskRegistry.add(
+    _name,
+    source=CorpusSource(),
+    preprocessors=[functools.partial(split_block, in_half=_in_half)],
+    output_features={
+      "query": token_feature(),
+      "source_id": plain_feature(tf.int64, rank=0),
+      "source_hash": plain_feature(tf.int64, rank=0),
+    },
+  )

@@ -47,6 +47,7 @@ from realm_jax.storage.atomic import atomic_text_file
 FILE, VERSION = "config.json", 2
 _MAX_BYTES = 1 << 20
 _CONFIG = "realm_jax.training.config"
+_SCORING = "realm_jax.served_reader.scoring"
 _STAGES = "realm_jax.training.stages"
 _OWN = {
   "auxiliary": f"{_CONFIG}:AuxiliaryStage",
@@ -79,6 +80,8 @@ _OWN = {
   "reranking": f"{_STAGES}.reranking:Reranking",
   "refresh": f"{_CONFIG}:RefreshConfig",
   "bert_retriever": "realm_jax.models.retriever:BertRetriever",
+  "served_language_model": f"{_SCORING}:ServedLanguageModel",
+  "served_reader": f"{_STAGES}.served_reader:ServedReader",
   "text_to_text": f"{_STAGES}.text_to_text:TextToText",
   "two_hop_qa": f"{_STAGES}.two_hop_qa:TwoHopQa",
   "two_hops": "realm_jax.training.two_hops:TwoHops",

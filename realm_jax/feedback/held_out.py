@@ -19,7 +19,7 @@ from realm_jax.snapshots.loading import Snapshot
 
 # The last so many lists are compared, and fewer than the least tell nothing.
 _MOST, _LEAST = 1000, 30
-# Of the importance ratios.
+# The importance ratios are at most so large.
 _CLIP_RATIO = 10.0
 _RESAMPLES = 2000
 
@@ -170,10 +170,8 @@ def _values(
     order_log_probabilities(scores, lists).sum(axis=1)
     - order_log_probabilities(lists.scores, lists).sum(axis=1)
   )
-  limit = np.log(_CLIP_RATIO)
-  ratios = np.where(
-    held_out.is_drawn, np.exp(np.clip(change, -limit, limit)), 1.0
-  )
+  ratios = np.exp(np.minimum(change, np.log(_CLIP_RATIO)))
+  ratios = np.where(held_out.is_drawn, ratios, 1.0)
   own = np.take_along_axis(scores, np.maximum(lists.shown, 0), axis=1)
   own = np.where(lists.shown >= 0, own, -np.inf)
   shares = np.exp(own - own.max(axis=1, keepdims=True))

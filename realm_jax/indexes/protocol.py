@@ -43,6 +43,10 @@ class RetrievalUnavailableError(RealmError):
   """There is nothing to search: a training run saves and ends."""
 
 
+class WaitPreemptedError(RetrievalUnavailableError):
+  """The run was preempted while it waited for what a step needs."""
+
+
 class IndexCrashedError(RealmError):
   """The process that searches an index ended, or does not answer.
 

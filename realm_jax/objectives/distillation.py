@@ -37,7 +37,7 @@ def perplexity(
   Grave 2021, "Distilling Knowledge from Reader to Retriever", arXiv 2012.04584,
   section 3), or of the attention times the norm of the values (Atlas' code).
   """
-  target = _log_target(evidence.target_likelihood, temperature)
+  target = _log_target(evidence, evidence.target_likelihood, temperature)
   divergence = _kl_divergence(target, evidence.log_prior)
   return distilled(evidence, divergence, form=form)
 
@@ -57,7 +57,7 @@ def leave_one_out(
   log_prior = evidence.log_prior
   joint = log_prior + evidence.target_likelihood
   without = _log_sum_of_others(joint) - _log_sum_of_others(log_prior)
-  target = _log_target(-without, temperature)
+  target = _log_target(evidence, -without, temperature)
   divergence = _kl_divergence(target, log_prior)
   return distilled(evidence, divergence, form=form)
 
@@ -73,7 +73,8 @@ def replug(
   p(z|x)). The paper's language model is frozen: see `freeze_reader` of
   `Pretraining`. The temperature is β.
   """
-  target = _log_target(jnp.exp(evidence.target_likelihood), temperature)
+  likelihood = jnp.exp(evidence.target_likelihood)
+  target = _log_target(evidence, likelihood, temperature)
   divergence = _kl_divergence(evidence.log_prior, target)
   return distilled(evidence, divergence, form=form)
 
@@ -89,18 +90,26 @@ def distilled(
 
 
 def _log_target(
-  scores: Float[Array, "b k"], temperature: float
+  evidence: Evidence, scores: Float[Array, "b k"], temperature: float
 ) -> Float[Array, "b k"]:
-  """Returns log softmax(scores / temperature), without a gradient."""
-  target = jax.nn.log_softmax(scores / temperature, axis=-1)
-  return jax.lax.stop_gradient(target)
+  """Returns log softmax(scores / temperature), without a gradient.
+
+  Candidates that are left out have no share in it.
+  """
+  is_candidate = evidence.log_prior > -jnp.inf
+  scores = jnp.where(is_candidate, scores / temperature, -jnp.inf)
+  return jax.lax.stop_gradient(jax.nn.log_softmax(scores, axis=-1))
 
 
 def _kl_divergence(
   log_p: Float[Array, "b k"], log_q: Float[Array, "b k"]
 ) -> Float[Array, " b"]:
-  """Returns KL(p ‖ q) = Σ_z p(z) log p(z) / q(z), in nats."""
-  return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+  """Returns KL(p ‖ q) = Σ_z p(z) log p(z) / q(z), in nats.
+
+  What has no probability in p adds nothing.
+  """
+  ratio = jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)
+  return jnp.sum(jnp.exp(log_p) * ratio, axis=-1)
 
 
 def _log_sum_of_others(x: Float[Array, "b k"]) -> Float[Array, "b k"]:

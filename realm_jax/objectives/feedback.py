@@ -66,23 +66,24 @@ def policy_gradient(
 ) -> Losses:
   """Returns −Σ_j A_ij log π(a_ij) of each list i, and its importance ratio w_i.
 
-  The ratio π(a) / π_served(a), without a gradient, is clipped to [1/clip_ratio,
-  clip_ratio]. It is the weight of the list in a mean: the sum of the weighted
-  losses is divided by that of the ratios (Swaminathan and Joachims 2015, "The
-  Self-Normalized Estimator for Counterfactual Learning"). The metric `ratio`
-  tells how far the retriever is from what has served the lists, `clipped` how
-  many of the ratios were clipped.
+  The ratio π(a) / π_served(a), without a gradient, is at most `clip_ratio`. It
+  is the weight of the list in a mean: the sum of the weighted losses is divided
+  by that of the ratios (Swaminathan and Joachims 2015, "The Self-Normalized
+  Estimator for Counterfactual Learning"). What the retriever would hardly show
+  any more has hardly any weight, so nothing pushes it down further. The metric
+  `ratio` tells how far the retriever is from what has served the lists,
+  `clipped` how many of the ratios were clipped.
   """
   log_p = order_log_probabilities(scores, lists)
   served = order_log_probabilities(lists.scores, lists).sum(axis=1)
   change = jax.lax.stop_gradient(log_p.sum(axis=1)) - served
   limit = jnp.log(clip_ratio)
   weights = jnp.asarray(lists.weights)
-  ratios = jnp.exp(jnp.clip(change, -limit, limit))
+  ratios = jnp.exp(jnp.minimum(change, limit))
   losses = -jnp.sum(jnp.asarray(lists.advantages) * log_p, axis=1)
   metrics = {
     "ratio": Average.of(ratios, weights),
-    "clipped": Average.of(jnp.abs(change) > limit, weights),
+    "clipped": Average.of(change > limit, weights),
   }
   return losses, weights * ratios, metrics
 

@@ -23,7 +23,8 @@ class Evidence(NamedTuple):
   """What retriever and reader say about a batch of masked sentences.
 
   Attributes:
-    log_prior: log p(z|x) of the k candidates, the null block included.
+    log_prior: log p(z|x) of the k candidates, the null block included; −inf of
+      one that is left out, in the objectives of `distillation.py`.
     token_likelihood: log p(y_j|z, x) of the word behind each of m masks.
     weights: 1 where there is a scored mask, 0 at padding.
     target_likelihood: The ℓ_z of `likelihood` from which a target is made, or

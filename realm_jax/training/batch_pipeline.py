@@ -14,7 +14,12 @@ from jaxtyping import Int, Int64
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.indexes.exact import ExactIndex
-from realm_jax.indexes.protocol import QueryBatch, SearchResult
+from realm_jax.indexes.protocol import (
+  QueryBatch,
+  RetrievalUnavailableError,
+  SearchResult,
+  WaitPreemptedError,
+)
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import embed_queries
 from realm_jax.models.parameters import Params
@@ -27,7 +32,11 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
 from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
-from realm_jax.training.stages.stage import StageContext, StepBatch
+from realm_jax.training.stages.stage import (
+  StageContext,
+  StepBatch,
+  StepOnHost,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,11 +336,11 @@ class BatchPipeline:
   ) -> Int[np.ndarray, "b q"]:
     found = retrieved.result()
     assert found is not None
-    context = self._context(entry.snapshot)
+    context = self._context(entry)
     return self._stage.next_queries(entry.examples, found, context)
 
-  def _context(self, snapshot: Snapshot | None) -> StageContext:
-    setup = self._setup
+  def _context(self, entry: _InFlight) -> StageContext:
+    setup, snapshot = self._setup, entry.snapshot
     corpus = setup.corpus if snapshot is None else snapshot.corpus
     return StageContext(
       setup.components,
@@ -340,16 +349,25 @@ class BatchPipeline:
       setup.config.data.block_length,
       examples=setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
+      step=StepOnHost(
+        setup.config.model_dir,
+        entry.step,
+        self._decisions.preempted_anywhere.is_set,
+      ),
     )
 
   def _prepare(self, entry: _InFlight) -> Prepared:
     """Makes a step's batch of what was retrieved, in the background thread."""
     snapshot, setup = entry.snapshot, self._setup
-    context = self._context(snapshot)
+    context = self._context(entry)
     retrieved = entry.retrieved.result()
     start = time.perf_counter()
     stage = setup.config.stages[entry.stage]
-    batch, metrics = stage.features(entry.examples, retrieved, context)
+    batch, metrics, reason = None, dict[str, float](), None
+    try:
+      batch, metrics = stage.features(entry.examples, retrieved, context)
+    except RetrievalUnavailableError as error:
+      reason = error
     prefix = setup.config.prefix_of(entry.stage)
     metrics = {prefix + name: value for name, value in metrics.items()}
     if snapshot is not None:
@@ -364,8 +382,13 @@ class BatchPipeline:
       entry.step,
       snapshot=None if offered is None else offered.step,
       refused=refused,
+      abandoned=reason is not None,
       metrics=metrics,
     )
+    if decision.abandoned:
+      given_up = "another process has given up this step, as its log says"
+      kind = WaitPreemptedError if decision.stop else RetrievalUnavailableError
+      raise reason or kind(given_up)
     placed = sharding.to_devices(batch, setup.mesh)
     if retrieved is not None:
       entry.metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)

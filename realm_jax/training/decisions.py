@@ -22,6 +22,7 @@ class StepDecision(NamedTuple):
     snapshot: The same, once all have loaded it: the next step may use it.
     refused: Whether a process cannot use it, so that another is to be offered.
     stop: Whether the run saves and ends after this step, as it was preempted.
+    abandoned: Whether a process gives the step up, so that no process runs it.
     metrics: Means of the metrics of the hosts.
   """
 
@@ -29,6 +30,7 @@ class StepDecision(NamedTuple):
   snapshot: int | None
   refused: bool
   stop: bool
+  abandoned: bool
   metrics: dict[str, float]
 
 
@@ -43,6 +45,7 @@ class Decisions:
   Attributes:
     loop: Decisions that the loop's own thread waits for; there are few.
     last: What was decided last about a step.
+    preempted_anywhere: Event that SIGTERM sets soon, in whichever process.
   """
 
   def __init__(
@@ -59,8 +62,11 @@ class Decisions:
     self._save_every_steps = save_every_steps
     self.loop = Agreement("loop", while_waiting=self.stop_requested)
     self.last: StepDecision | None = None
-    self._steps = Agreement("steps")
-    self._preempted_anywhere = self.loop.stop_event(preempted)
+    self.preempted_anywhere = self.loop.stop_event(preempted)
+    # A process that waits for others tells them that it was preempted.
+    self._steps = Agreement(
+      "steps", while_waiting=self.preempted_anywhere.is_set
+    )
     # The step after which the run ends, if it was preempted.
     self._last_step: int | None = None
 
@@ -70,6 +76,7 @@ class Decisions:
     *,
     snapshot: int | None,
     refused: int | None = None,
+    abandoned: bool = False,
     metrics: Mapping[str, float],
   ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
@@ -84,6 +91,7 @@ class Decisions:
       "snapshot": snapshot,
       "refused": refused,
       "metrics": metrics,
+      "abandoned": abandoned,
       "preempted": self._preempted.is_set(),
     }
     decided = self._steps.exchange(f"step {step}", known, _decide_step)
@@ -106,7 +114,7 @@ class Decisions:
     It raises what `check` does.
     """
     self._check()
-    return self._preempted_anywhere.is_set()
+    return self.preempted_anywhere.is_set()
 
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -120,6 +128,7 @@ def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     "refused": wanted is not None
     and any(fact["refused"] == wanted for fact in facts),
     "stop": any(fact["preempted"] for fact in facts),
+    "abandoned": any(fact["abandoned"] for fact in facts),
     "metrics": {
       name: sum(fact["metrics"].get(name, 0.0) for fact in facts) / len(facts)
       for name in facts[0]["metrics"]

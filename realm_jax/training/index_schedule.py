@@ -13,7 +13,10 @@ from absl import logging
 from etils import epath
 
 from realm_jax.indexes.exact import ExactIndex
-from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.indexes.protocol import (
+  RetrievalUnavailableError,
+  WaitPreemptedError,
+)
 from realm_jax.snapshots.loading import Snapshot, load_snapshot
 from realm_jax.snapshots.manifest import (
   DamagedSnapshotError,
@@ -34,10 +37,6 @@ _POLL_SECONDS = 1.0
 _FRESHER_SECONDS = 600.0
 # An index is stale that no newer one has replaced when it was due so often.
 _REFRESHES_UNTIL_STALE = 10
-
-
-class WaitPreemptedError(RetrievalUnavailableError):
-  """The run was preempted while it waited for an index."""
 
 
 class IndexSchedule:

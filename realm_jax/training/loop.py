@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.indexes.protocol import (
+  RetrievalUnavailableError,
+  WaitPreemptedError,
+)
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
-from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.state import Metrics, TrainState

@@ -17,12 +17,12 @@ from realm_jax.console import Progress
 from realm_jax.errors import RealmError
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import ExactConfig, capacity_for
+from realm_jax.indexes.protocol import WaitPreemptedError
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import RunSetup, StepSetup
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.search_in_step import (
   NEVER,
   NO_BLOCK,

@@ -88,6 +88,7 @@ def open_run(
       sources.initial_reader,
     )
     require_writable(config.model_dir)
+    config.stage.check_services()
     setup = set_up(config)
     loop.require_same(
       {

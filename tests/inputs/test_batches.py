@@ -120,6 +120,20 @@ def test_a_prefix_is_read_and_the_rest_of_its_block_written(tiny):
   assert len(seen) > 8
 
 
+@pytest.mark.slow
+def test_a_continuation_is_the_second_half_of_its_block(tiny):
+  halves = dict[str, str]()
+  for batch in some(_config(tiny, "continuation", query_length=32), 12):
+    for text, target in zip(*texts_of(batch, tiny.examples), strict=True):
+      # A block is split at the same place in each epoch.
+      assert halves.setdefault(text, target) == target
+  words = {body: len(body.split()) for _, body in tiny_corpus.DOCUMENTS}
+  for text, target in halves.items():
+    (whole,) = {f"{text} {target}", text + target} & words.keys()
+    assert abs(len(text.split()) - words[whole] / 2) <= 1
+  assert len(halves) == len(words)
+
+
 @pytest.fixture
 def mixed(new_tasks, tmp_path):
   """The task "numbers", and the mixture "mixed" of it and numbers from 100."""

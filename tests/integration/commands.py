@@ -32,7 +32,7 @@ FUNCTIONS = {
   **dict.fromkeys(
     (
       *("inverse_cloze", "reading", "pretrain"),
-      *("open_qa", "text_to_text", "two_hop_qa", "graph_qa"),
+      *("open_qa", "text_to_text", "two_hop_qa", "graph_qa", "served_reader"),
     ),
     TrainConfig,
   ),

@@ -12,6 +12,7 @@ from flax import linen as nn
 
 import realm_jax
 from harness.jobs import wait_until
+from harness.served_run import TEMPLATES, ServedRun
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.corpus.update import add_views
 from realm_jax.errors import RealmError
@@ -209,6 +210,43 @@ def test_a_cross_encoder_chooses_what_is_read(stage, reader, viewed, tmp_path):
   run = realm_jax.load(tmp_path / "run")
   assert run.reranks and run.config.rerank_depth == 7
   jax.tree.map(np.testing.assert_array_equal, run.params["reranker"], reranker)
+
+
+def test_a_served_reader_teaches_what_it_does_inside(
+  answering, commands, tmp_path
+):
+  settings = {
+    "TRAIN_QUESTIONS": commands.world.question_file,
+    "INITIAL_CHECKPOINT": answering,
+    "OBJECTIVE": "perplexity",
+    "NUM_READ": 3,
+    "NUM_STEPS": 4,
+    "SWAP_SNAPSHOTS": False,
+    "LEARNING_RATE": 1e-2,
+    # Its masks are drawn by the number of components.
+    "retriever.BertRetriever.projection_dropout_rate": 0.0,
+    "STEPS_AHEAD": 1,
+  }
+  inside, outside = tmp_path / "inside", tmp_path / "outside"
+  with commands.index_builder(inside):
+    commands.train("text_to_text", inside, FREEZE_READER=True, **settings)
+  with (
+    ServedRun(realm_jax.load(answering)) as server,
+    commands.index_builder(outside),
+  ):
+    commands.train(
+      *("served_reader", outside),
+      READER_URL=server.url,
+      READER_MODEL="answering",
+      SCORE_CACHE=tmp_path / "scores.sqlite",
+      **{**TEMPLATES, **settings},
+    )
+  one, other = (
+    [row["retriever_loss"] for row in read_rows(folder)]
+    for folder in (inside, outside)
+  )
+  assert one == pytest.approx(other, rel=1e-3)
+  assert len({round(loss, 4) for loss in one}) == len(one)
 
 
 def test_closed_book_neither_training_nor_answers_need_an_index(

@@ -147,6 +147,7 @@ def open_stream(monkeypatch):
       features=_features,
     )
     config = types.SimpleNamespace(
+      model_dir="none",
       num_steps=100,
       stage=stage,
       stages=(stage,),

@@ -211,7 +211,7 @@ def _on_each(schedules, step):
     offered.append(snapshot)
     loaded = None if snapshot is None else snapshot.step
     known = {"snapshot": loaded, "refused": refused, "metrics": {}}
-    facts.append(known | {"preempted": False})
+    facts.append(known | {"preempted": False, "abandoned": False})
   decided = StepDecision(**_decide_step(facts))
   used = []
   for schedule, snapshot in zip(schedules, offered, strict=True):

@@ -62,7 +62,7 @@ class FeedbackLearning(Stage):
       "pairwise" from all whose passages have rewards of their own.
     pool_size: Number of candidates of the lists to learn from, at most.
     num_shown: Number of them that were shown, at most.
-    clip_ratio: Bound of the importance ratios, and of their inverses.
+    clip_ratio: Upper bound of the importance ratios.
     start_weight: Weight of the divergence from the retriever of the start,
       which is the component `start_retriever`. With 0 there is none.
   """

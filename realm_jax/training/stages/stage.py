@@ -2,12 +2,13 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
@@ -102,6 +103,21 @@ class Encoders(NamedTuple):
     return scores.swapaxes(0, 1).reshape(size, -1)[:, :count]
 
 
+class StepOnHost(NamedTuple):
+  """A step whose batch is being made, for a stage that asks other services.
+
+  Attributes:
+    model_dir: Directory of the run.
+    step: Number of the step, from 0.
+    stop_requested: Whether the run is to end. A stage that waits then raises a
+      `WaitPreemptedError`, and the step is not run.
+  """
+
+  model_dir: epath.PathLike
+  step: int
+  stop_requested: Callable[[], bool] = lambda: False
+
+
 @dataclasses.dataclass(frozen=True)
 class StageContext:
   """The parts of a run from which a stage makes its batches.
@@ -113,6 +129,7 @@ class StageContext:
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
     answers: Answers in the blocks of this corpus, for a stage that asks.
+    step: Step of a run that the batch is for.
   """
 
   components: Components
@@ -121,6 +138,7 @@ class StageContext:
   block_length: int
   examples: Corpus | None = None
   answers: AnswersInBlocks | None = None
+  step: StepOnHost | None = None
 
   def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
     """Returns the padded tokens of blocks."""
@@ -255,6 +273,12 @@ class Stage(abc.ABC):
       for name, own in _keys_of(self.components, key).items()
     }
 
+  def check_services(self) -> None:  # noqa: B027
+    """Raises a `RealmError` if what the host will ask cannot answer.
+
+    The run calls this before it opens anything. By default nothing is asked.
+    """
+
   def next_queries(
     self, batch: Batch, found: SearchResult, context: StageContext
   ) -> Int[np.ndarray, "b p"]:
@@ -286,6 +310,10 @@ class Stage(abc.ABC):
     The host has `found` as many blocks as its `retrieval` searches for, best
     first, or what `joined_results` has kept of several searches; None where
     nothing is retrieved, or the step retrieves itself.
+
+    Raises:
+      RetrievalUnavailableError: The run is saved as it was before the step, and
+        ends, on all processes.
     """
 
   @abc.abstractmethod

@@ -1,0 +1,136 @@
+"""Whether a served reader teaches a retriever what the same reader does inside.
+
+    python -m benchmarks.served_reader --output_dir=out/served_reader
+
+In the demo's world a T5 learns to read and to answer, and stays as it is from
+then on. The retriever of inverse cloze then learns from its likelihoods of the
+training questions' answers, once inside of the run, and once over HTTP, from
+`harness/served_run.py`. Both search the snapshot that they begin with. The
+report has the recall of the test questions before and after, and how far the
+losses of the two runs are apart. About half an hour on two cores;
+--gin_file=experiments/gin/demo/quick.gin tries the machinery.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from experiments.demo.stages import demo_worlds
+from experiments.pipeline import Step, Value, markdown, run
+from experiments.readers.comparison import ReaderSteps
+from realm_jax.configuration import command_line
+
+_OUTPUT = flags.DEFINE_string(
+  "output_dir", "out/served_reader", "Directory of all runs and of the report."
+)
+_GIN = "experiments/gin"
+_TRAINING: dict[str, Value] = {
+  "NUM_STEPS": 400,
+  "BATCH_SIZE": 16,
+  "NUM_READ": 8,
+  "OBJECTIVE": "perplexity",
+  "OPTIMIZER": "bert_adam",
+  "LEARNING_RATE": 5e-4,
+  "WARMUP_STEPS": 40,
+  "STEPS_AHEAD": 1,
+  "SWAP_SNAPSHOTS": False,
+  # Its masks would differ with the number of components.
+  "DROPOUT_RATE": 0.0,
+}
+
+
+def _steps(folder: Path, gin_files: Sequence[str]) -> ReaderSteps:
+  """Returns the steps of a T5 in the demo's world, with those of this file."""
+  steps = ReaderSteps("fid", folder, 0, gin_files)
+  readers = [f"{_GIN}/readers/{name}.gin" for name in ("model", "questions")]
+  demo = [f"{_GIN}/demo/model.gin"]
+  recipes = {
+    "inside": ["gin/runs/text_to_text.gin", *readers],
+    "served": [*demo, "gin/runs/served_reader.gin"],
+    "eval_retrieval": [f"{_GIN}/demo/eval_retrieval.gin"],
+  }
+  extra = {name: [*files, *gin_files] for name, files in recipes.items()}
+  steps.recipes = {**steps.recipes, **extra}
+  return steps
+
+
+def _reader(steps: ReaderSteps, retriever: Step) -> Step:
+  """Trains the reader, which answers questions from retrieved blocks."""
+  reading = run(steps.stage("reading", retriever, None))
+  reading = run(steps.stage("reading_retrieved", retriever, reading))
+  return run(
+    steps.train(
+      *("reader", "open_qa", retriever, reading),
+      steps.first_snapshot("reader"),
+      TRAIN_QUESTIONS=steps.path("world/questions-train.jsonl"),
+      FREEZE_RETRIEVER_STEPS=1 << 30,
+    )
+  )
+
+
+def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
+  """Trains both retrievers, and returns the figures of the report."""
+  import realm_jax
+  from harness.served_run import TEMPLATES, ServedRun
+  from realm_jax.training.metric_rows import read_rows
+
+  demo_worlds([f"{_GIN}/readers/world.gin", *gin_files]).prepare(folder, 0)
+  steps = _steps(folder, gin_files)
+  retriever = run(steps.train("inverse_cloze", "inverse_cloze"))
+  reader = _reader(steps, retriever)
+  # What a file binds that tries the machinery.
+  sizes = {"NUM_STEPS", "BATCH_SIZE", "WARMUP_STEPS"} if gin_files else set()
+  given = {n: value for n, value in _TRAINING.items() if n not in sizes}
+  given["TRAIN_QUESTIONS"] = steps.path("world/questions-train.jsonl")
+  trained = {"before": retriever}
+  with ServedRun(realm_jax.load(reader.folder)) as server:
+    own: dict[str, dict[str, Value]] = {
+      "inside": {"FREEZE_READER": True},
+      "served": {
+        "READER_URL": server.url,
+        "READER_MODEL": "t5",
+        "SCORE_CACHE": steps.path("scores.sqlite"),
+        **TEMPLATES,
+      },
+    }
+    for name, settings in own.items():
+      builder = steps.first_snapshot(name)
+      starts = reader if name == "inside" else None
+      made = steps.train(
+        *(name, name, retriever, starts, builder), **given, **settings
+      )
+      trained[name] = run(made)
+  recall = {}
+  for name, made in trained.items():
+    last = read_rows(made.folder)[-1]["step"]
+    index = run(
+      steps.build_index(made, f"{name}-snapshots", CHECKPOINT_STEP=last)
+    )
+    evaluation = steps.evaluate(
+      *(f"{name}-retrieval", "eval_retrieval", made, index),
+      QUESTIONS=steps.path("world/questions-test.jsonl"),
+    )
+    recall[name] = run(evaluation).figures()["recall_at_5"]
+  inside, served = (
+    [row["retriever_loss"] for row in read_rows(folder / name)] for name in own
+  )
+  pairs = zip(inside, served, strict=True)
+  apart = max(abs(one - other) for one, other in pairs)
+  return {"recall_at_5": recall, "losses_apart": apart, "last": inside[-1]}
+
+
+def main(argv: Sequence[str]) -> None:
+  """Compares, and writes and prints the report."""
+  del argv
+  folder = Path(_OUTPUT.value)
+  found = compare(folder, flags.FLAGS.gin_file)
+  (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
+  rows = [["retriever", "recall@5"], *found["recall_at_5"].items()]
+  print(f"\n{markdown(rows)}\n\nlosses apart: {found['losses_apart']:.2g}")
+
+
+if __name__ == "__main__":
+  command_line.run(main)

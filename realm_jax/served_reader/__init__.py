@@ -1,0 +1,1 @@
+"""A language model behind a URL as the reader: what it says of each text."""

@@ -1,0 +1,301 @@
+"""Requests to a served language model, and what to do when they fail.
+
+`/v1/completions` gives the log-probabilities of a prompt in two ways: OpenAI's
+`echo` with `logprobs`, and vLLM's `prompt_logprobs`. A server that has neither,
+such as one for chats alone, cannot be a reader.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import httpx
+import tenacity
+from absl import logging
+
+from realm_jax.errors import RealmError
+from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.served_reader.alignment import (
+  Alignment,
+  Tokens,
+  alignment_of,
+  test_prompt,
+  visible,
+)
+
+if TYPE_CHECKING:
+  from realm_jax.served_reader.scoring import ServedLanguageModel
+
+T = TypeVar("T")
+# A token is always generated, because some servers take 0 for no limit.
+_BODIES: dict[str, dict[str, Any]] = {
+  "prompt_logprobs": {"prompt_logprobs": 1},
+  "echo": {"echo": True, "logprobs": 1},
+}
+_NO_KEY, _NOT_THERE = (401, 403), (404, 405)
+# The server is busy, or not there: whatever it was asked.
+_AWAY = (408, 425, 429, 502, 503, 504)
+_LONGEST_PAUSE_SECONDS = 30.0
+# Time for the first look at an endpoint.
+_CHECK_SECONDS = 10.0
+_MALFORMED = AttributeError, IndexError, KeyError, TypeError, ValueError
+# Characters of an answer that a message quotes.
+_QUOTED = 200
+
+
+class EndpointError(RealmError):
+  """An endpoint that cannot be a reader, or that refuses the key."""
+
+
+class RefusedError(Exception):
+  """The endpoint has no log-likelihood of this text."""
+
+
+class _AwayError(Exception):
+  """The endpoint is away or busy, whatever it is asked."""
+
+
+class _FailedError(Exception):
+  """A request failed, maybe because of its text, or took too long."""
+
+
+class Score(NamedTuple):
+  """Log-likelihood of a target.
+
+  Attributes:
+    total: Sum of log p of its tokens.
+    num_tokens: Number of these.
+    num_billed: Number of tokens that the request has cost.
+  """
+
+  total: float
+  num_tokens: int
+  num_billed: int
+
+
+@contextlib.asynccontextmanager
+async def opened(model: "ServedLanguageModel") -> AsyncIterator["Endpoint"]:
+  """Opens the connections to a model's endpoint, of which nothing is asked.
+
+  Raises:
+    EndpointError: The environment has no key.
+  """
+  headers = {}
+  if (name := model.api_key_variable) is not None:
+    if not (key := os.environ.get(name)):
+      raise EndpointError(
+        f"API_KEY_VARIABLE={name!r}, and the environment lacks it; export "
+        f"{name} before the command"
+      )
+    headers = {"Authorization": f"Bearer {key}"}
+  number = model.requests_at_once
+  async with httpx.AsyncClient(
+    base_url=model.reader_url,
+    headers=headers,
+    timeout=model.request_timeout_seconds,
+    limits=httpx.Limits(
+      max_connections=number, max_keepalive_connections=number
+    ),
+  ) as client:
+    yield Endpoint(client, model)
+
+
+class Endpoint:
+  """A served language model.
+
+  Args:
+    client: Client with the URL, the key and the timeout of a request.
+    model: Its settings.
+  """
+
+  def __init__(self, client: httpx.AsyncClient, model: "ServedLanguageModel"):
+    self._client, self._model = client, model
+    self._prompt = test_prompt(model.prompt.rpartition("{query}")[2])
+    self._target = model.target.replace("{answer}", "Paris")
+    self._limit = asyncio.Semaphore(model.requests_at_once)
+    self._looking = asyncio.Lock()
+    self._kind, self._alignment = "", Alignment("tokens")
+
+  async def check(self) -> None:
+    """Raises an `EndpointError` if the endpoint is there, and no reader.
+
+    It gives no log-probabilities, refuses the key, or cuts the template.
+    """
+    try:
+      await asyncio.wait_for(self._look(), _CHECK_SECONDS)
+    except (TimeoutError, _AwayError, _FailedError) as error:
+      logging.warning("%s is away: %s", self._client.base_url, error)
+
+  async def wait_until_there(self) -> None:
+    """Waits for the endpoint, and finds out how to ask it.
+
+    Raises:
+      RetrievalUnavailableError: The endpoint was away for too long.
+      EndpointError: As for `check`.
+    """
+    await self._until_there(self._look, or_fails=True)
+
+  async def score(self, prompt: str, target: str) -> Score:
+    """Returns the log-likelihood of a target after a prompt.
+
+    The endpoint has been found to be there before.
+
+    Raises:
+      RefusedError: The endpoint does not give it.
+      RetrievalUnavailableError: The endpoint was away for too long.
+      EndpointError: It refuses the key, or is no such endpoint any more.
+    """
+    failure = ""
+    for _ in range(self._model.tries):
+      try:
+        text = prompt + target
+        found = await self._until_there(self._tokens_of, text, self._kind)
+      except _FailedError as error:
+        failure = str(error)
+        # The text is to blame only if the endpoint is there.
+        await self.wait_until_there()
+        continue
+      own = self._alignment.target_of(found, prompt, target)
+      if own is None:
+        raise RefusedError("no token ends where the prompt does")
+      log_probs = found.log_probs[own]
+      total = sum(math.nan if one is None else one for one in log_probs)
+      if not log_probs or not math.isfinite(total):
+        raise RefusedError(
+          f"the log-probabilities are {log_probs!r:.{_QUOTED}}"
+        )
+      return Score(total, len(log_probs), found.num_billed)
+    raise RefusedError(
+      f"{self._model.tries} tries failed, the last with: {failure}"
+    )
+
+  async def _until_there(
+    self,
+    ask: Callable[..., Awaitable[T]],
+    *arguments: Any,
+    or_fails: bool = False,
+  ) -> T:
+    """Asks until the endpoint is not away, with growing pauses.
+
+    A request that fails counts as a sign that it is away if `or_fails`.
+    """
+    kinds = (_AwayError, _FailedError) if or_fails else (_AwayError,)
+    seconds = self._model.away_seconds
+    retrying = tenacity.AsyncRetrying(
+      retry=tenacity.retry_if_exception_type(kinds),
+      wait=tenacity.wait_random_exponential(max=_LONGEST_PAUSE_SECONDS),
+      stop=tenacity.stop_after_delay(seconds),
+      reraise=True,
+    )
+    try:
+      return await retrying(ask, *arguments)
+    except (_AwayError, _FailedError) as error:
+      if not isinstance(error, kinds):
+        raise
+      raise RetrievalUnavailableError(
+        f"{self._client.base_url} was away for {seconds:.0f} s ({error}); "
+        "start it, or raise AWAY_SECONDS, and run the same command"
+      ) from error
+
+  async def _look(self) -> None:
+    """Finds out what the endpoint has, by a text that every model scores."""
+    async with self._looking:
+      reasons = []
+      for kind in _BODIES:
+        try:
+          found = await self._tokens_of(self._prompt + self._target, kind)
+        except RefusedError as error:
+          reasons.append(f"{kind}: {error}")
+          continue
+        aligned = alignment_of(found, self._prompt)
+        if aligned is None:
+          raise EndpointError(
+            f"no token of {self._model.reader_model!r} ends with the prompt "
+            f"{self._prompt!r}: it has {found.texts}; let PROMPT end in a sign "
+            "such as ':', and TARGET begin with a space"
+          )
+        self._kind, self._alignment = kind, aligned
+        return
+    raise EndpointError(
+      f"{self._client.base_url} gives no log-probabilities of a prompt "
+      f"({'; '.join(reasons)}); a reader needs /v1/completions with echo and "
+      "logprobs, or vLLM's prompt_logprobs (docs/readers.md)"
+    )
+
+  async def _tokens_of(self, text: str, kind: str) -> Tokens:
+    """Asks for the tokens of a text."""
+    body = {"model": self._model.reader_model, "prompt": text}
+    body |= {"max_tokens": 1, "temperature": 0.0, **_BODIES[kind]}
+    async with self._limit:
+      try:
+        answer = await self._client.post("completions", json=body)
+      except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise _AwayError(f"{type(error).__name__} {error}") from error
+      except httpx.TransportError as error:
+        raise _FailedError(f"{type(error).__name__} {error}") from error
+    self._require_answer(answer)
+    try:
+      given = answer.json()
+    except ValueError as error:
+      raise _FailedError(f"no JSON: {answer.text!r:.{_QUOTED}}") from error
+    try:
+      return _PARSERS[kind](given, text)
+    except _MALFORMED as error:
+      raise RefusedError(
+        f"the answer has none: {answer.text!r:.{_QUOTED}}"
+      ) from error
+
+  def _require_answer(self, answer: httpx.Response) -> None:
+    code, text = answer.status_code, f"{answer.text!r:.{_QUOTED}}"
+    said = f"{answer.request.url} answers with {code}, {text}"
+    if code in _NO_KEY:
+      raise EndpointError(
+        f"{said}; put its key into the environment, in the variable that "
+        "API_KEY_VARIABLE names"
+      )
+    if code in _NOT_THERE:
+      raise EndpointError(
+        f"{said}; want a READER_URL whose server has /v1/completions, and not "
+        "chats alone, and a READER_MODEL that it serves"
+      )
+    if code in _AWAY:
+      raise _AwayError(said)
+    if code >= 500:
+      raise _FailedError(said)
+    if not answer.is_success:
+      raise RefusedError(f"status {code}, {text}")
+
+
+def _of_echo(given: Any, text: str) -> Tokens:
+  del text
+  choice = given["choices"][0]
+  found, usage = choice["logprobs"], given.get("usage") or {}
+  tokens, log_probs = list(found["tokens"]), list(found["token_logprobs"])
+  generated = int(usage.get("completion_tokens", 1))
+  if len(tokens) <= generated or len(tokens) != len(log_probs):
+    raise ValueError("no echo")
+  offsets = found.get("text_offset")
+  if offsets is not None and len(offsets) != len(tokens):
+    offsets = None
+  billed = int(usage.get("total_tokens", len(tokens)))
+  return Tokens(tokens, log_probs, offsets, generated, billed)
+
+
+def _of_prompt_logprobs(given: Any, text: str) -> Tokens:
+  found = given["choices"][0]["prompt_logprobs"]
+  # The token itself comes before likelier ones.
+  own = [next(iter(one.values())) for one in found[1:]]
+  texts = [str(one["decoded_token"]) for one in own]
+  # Nothing is said of the first: it has what the others lack.
+  whole, others = visible(text), "".join(map(visible, texts))
+  first = whole.removesuffix(others) if others else whole
+  usage = given.get("usage") or {}
+  billed = int(usage.get("total_tokens", len(found)))
+  log_probs = [None, *(float(one["logprob"]) for one in own)]
+  return Tokens([first, *texts], log_probs, None, 0, billed)
+
+
+_PARSERS = {"echo": _of_echo, "prompt_logprobs": _of_prompt_logprobs}

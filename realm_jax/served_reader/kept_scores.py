@@ -1,0 +1,126 @@
+"""Scores that were paid for: a cache of this host, and records of steps.
+
+The cache, a file of SQLite, has the scores of all texts by model and text: an
+epoch that finds the same blocks again costs nothing. MODEL_DIR has the scores
+of each step and process, and which are missing, written before the step runs:
+
+    served_reader/<step>.<process>.npz
+
+A run that continues takes these, and so repeats its steps bit for bit, although
+a server may answer a little differently the second time. Those before the
+oldest checkpoint are removed.
+"""
+
+import contextlib
+import io
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jaxtyping import Float32
+
+from realm_jax.errors import RealmError
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.paths import list_names, read_bytes
+from realm_jax.training.stages.stage import StepOnHost
+
+FOLDER = "served_reader"
+# Old records are looked for after so many steps.
+_PRUNE_EVERY_STEPS = 32
+
+
+class ScoreCache:
+  """Scores by the digest of model and text, in a file of this host."""
+
+  def __init__(self, path: Path, database: sqlite3.Connection):
+    self._path, self._database = path, database
+
+  @classmethod
+  @contextlib.contextmanager
+  def opened(cls, path: Path) -> Iterator["ScoreCache"]:
+    """Opens a file, which several processes may use at once.
+
+    Raises:
+      RealmError: It is none of SQLite, or cannot be written to.
+    """
+    try:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      with contextlib.closing(
+        sqlite3.connect(path, timeout=60.0, isolation_level=None)
+      ) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=NORMAL")
+        database.execute(
+          "CREATE TABLE IF NOT EXISTS scores "
+          "(key BLOB PRIMARY KEY, total REAL, num_tokens INTEGER) WITHOUT ROWID"
+        )
+        yield cls(path, database)
+    except sqlite3.Error as error:
+      raise RealmError(
+        f"{path}: {error}; remove it, free some space, or name another file on "
+        "a local disk as SCORE_CACHE"
+      ) from error
+
+  def known(self, keys: Sequence[bytes]) -> dict[bytes, tuple[float, int]]:
+    """Returns the sums and the numbers of tokens that it has."""
+    query = "SELECT total, num_tokens FROM scores WHERE key = ?"
+    found = {
+      key: self._database.execute(query, [key]).fetchone() for key in {*keys}
+    }
+    return {key: row for key, row in found.items() if row is not None}
+
+  def add(self, key: bytes, total: float, num_tokens: int) -> None:
+    """Keeps a score at once: a run that is killed does not pay it again."""
+    self._database.execute(
+      "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)",
+      (key, total, num_tokens),
+    )
+
+
+class StepScores(NamedTuple):
+  """What MODEL_DIR keeps of a step and this process."""
+
+  model_dir: epath.Path
+  step: int
+  process: int
+
+  @classmethod
+  def of(cls, step: StepOnHost) -> "StepScores":
+    """Returns the record of a step of this process."""
+    return cls(epath.Path(step.model_dir), step.step, jax.process_index())
+
+  @property
+  def _path(self) -> epath.Path:
+    return self.model_dir / FOLDER / f"{self.step:08d}.{self.process}.npz"
+
+  def read(self, digest: bytes) -> Float32[np.ndarray, " n"] | None:
+    """Returns the recorded scores, if they are of the same texts."""
+    try:
+      content = read_bytes(self._path)
+    except FileNotFoundError:
+      return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+      same = found["digest"].tobytes() == digest
+      return found["log_likelihoods"] if same else None
+
+  def write(self, digest: bytes, found: Float32[np.ndarray, " n"]) -> None:
+    """Writes the scores, and now and then removes old ones."""
+    with atomic_file(self._path) as path, path.open("wb") as file:
+      np.savez(
+        file, digest=np.frombuffer(digest, np.uint8), log_likelihoods=found
+      )
+    if self.step % _PRUNE_EVERY_STEPS:
+      return
+    names = list_names(self.model_dir / "checkpoints")
+    kept = [int(name) for name in names if name.isdecimal()]
+    # Checkpoint 0 stays, whatever the run has reached.
+    oldest = min((one for one in kept if one), default=0)
+    for name in list_names(self._path.parent):
+      step, _, rest = name.partition(".")
+      is_own = step.isdecimal() and rest == f"{self.process}.npz"
+      if is_own and int(step) < oldest:
+        (self._path.parent / name).unlink(missing_ok=True)

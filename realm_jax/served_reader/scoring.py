@@ -1,0 +1,255 @@
+"""Log-likelihoods of candidates, as a served language model gives them."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+from jaxtyping import Float32
+
+from realm_jax.errors import RealmError
+from realm_jax.indexes.protocol import WaitPreemptedError
+from realm_jax.served_reader.kept_scores import ScoreCache, StepScores
+from realm_jax.settings import (
+  NonNegativeFloat,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
+from realm_jax.storage.staging import cache_directory
+from realm_jax.training.stages.stage import StepOnHost
+
+if TYPE_CHECKING:
+  from realm_jax.served_reader.endpoint import Endpoint, Score
+
+_CACHE = "log_likelihoods.sqlite"
+_POLL_SECONDS = 0.2
+_FIELD = re.compile(r"\{(title|text|query|answer)\}")
+
+
+class Text(NamedTuple):
+  """A prompt, and the target whose log-likelihood is asked for."""
+
+  prompt: str
+  target: str
+
+
+class Scored(NamedTuple):
+  """Log-likelihoods of the candidates of a step.
+
+  Attributes:
+    log_likelihoods: ℓ of each text; −inf where the endpoint gives none.
+    metrics: What the step has cost.
+  """
+
+  log_likelihoods: Float32[np.ndarray, " n"]
+  metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedLanguageModel:
+  """A language model behind a URL, and the texts that it reads.
+
+  It reads a candidate's passage, the prompt and the target, one after the
+  other. The prompt has to end where a token does.
+
+  Attributes:
+    reader_url: URL of the endpoint, such as http://localhost:8000/v1.
+    reader_model: Name of the model, by which the server and the cache know it.
+    passage: Template of a candidate, with {title} and {text}. The null block
+      has no passage.
+    prompt: Template of what follows it, with {query}.
+    target: Template of the text that is scored, with {answer}.
+    mean_likelihood: Whether ℓ is the mean of log p over the target's tokens,
+      and not the sum.
+    api_key_variable: Environment variable that has the key; None sends none.
+    requests_at_once: Number of requests that are under way, at most.
+    request_timeout_seconds: Time for one request.
+    tries: How often a text is tried that makes requests fail, before its
+      candidate is left out.
+    away_seconds: How long to wait for an endpoint that is away, before the run
+      ends.
+    score_cache: File of the cache, on a local disk. None takes one in the cache
+      of this host.
+    price_per_million_tokens: Price, for the metric `reader_price`.
+  """
+
+  reader_url: str
+  reader_model: str
+  passage: str = "{title}\n{text}\n\n"
+  prompt: str = "Question: {query}\nAnswer:"
+  target: str = " {answer}"
+  mean_likelihood: bool = False
+  api_key_variable: str | None = None
+  requests_at_once: PositiveInt = 32
+  request_timeout_seconds: PositiveFloat = 120.0
+  tries: PositiveInt = 3
+  away_seconds: PositiveFloat = 3600.0
+  score_cache: epath.PathLike | None = None
+  price_per_million_tokens: NonNegativeFloat | None = None
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    for template, fields in (
+      (self.passage, ("{title}", "{text}")),
+      (self.prompt, ("{query}",)),
+      (self.target, ("{answer}",)),
+    ):
+      if missing := [field for field in fields if field not in template]:
+        raise RealmError(
+          f"the template {template!r} lacks {', '.join(missing)}; write it"
+        )
+    if not self.reader_url.startswith(("http://", "https://")) or (
+      "@" in self.reader_url
+    ):
+      raise RealmError(
+        f"READER_URL={self.reader_url!r}; want http://HOST:PORT/v1 without a "
+        "password: API_KEY_VARIABLE names the variable that has the key"
+      )
+
+  def text(
+    self, passage: Mapping[str, str] | None, query: str, answer: str
+  ) -> Text:
+    """Returns what is read of a candidate, a query and an answer."""
+    before = "" if passage is None else _filled(self.passage, passage)
+    return Text(
+      before + _filled(self.prompt, {"query": query}),
+      _filled(self.target, {"answer": answer}),
+    )
+
+  def check(self) -> None:
+    """Asks the endpoint once whether it can be a reader, if it is there.
+
+    Raises:
+      EndpointError: It cannot, or the key is missing or wrong.
+    """
+    try:
+      from realm_jax.served_reader import endpoint
+    except ImportError as error:
+      raise RealmError(
+        f"a served reader needs httpx and tenacity ({error}): pip install "
+        "'realm_jax[served]'"
+      ) from error
+
+    async def ask() -> None:
+      async with endpoint.opened(self) as served:
+        await served.check()
+
+    asyncio.run(ask())
+
+  def score(self, texts: Sequence[Text], step: StepOnHost) -> Scored:
+    """Returns the log-likelihoods of the texts of a step, and what they cost.
+
+    Raises:
+      WaitPreemptedError: The run is to end before all are there.
+      RetrievalUnavailableError: The endpoint was away for too long.
+      RealmError: The endpoint cannot be a reader, or has scored none of them.
+    """
+    began, record = time.monotonic(), StepScores.of(step)
+    keys = [self._key(text) for text in texts]
+    digest = hashlib.sha256(b"".join(keys) + bytes([self.mean_likelihood]))
+    found = record.read(digest.digest())
+    asked = dict[bytes, Text]()
+    costs = list[int]()
+    if found is None:
+      with self._cache() as cache:
+        known = cache.known(keys)
+        own = zip(keys, texts, strict=True)
+        asked = {key: text for key, text in own if key not in known}
+        if asked:
+          scores = asyncio.run(self._ask(asked, cache, step))
+          known |= {key: (s.total, s.num_tokens) for key, s in scores.items()}
+          costs = [score.num_billed for score in scores.values()]
+      found = np.array(
+        [self._value(known.get(key)) for key in keys], np.float32
+      )
+      if len(found) and np.isneginf(found).all():
+        raise RealmError(
+          f"{self.reader_url} scores none of the {len(found)} texts of step "
+          f"{step.step}; the log says why: is the model's context too short?"
+        )
+      record.write(digest.digest(), found)
+    missing = int(np.isneginf(found).sum())
+    # The metrics of several processes are averaged.
+    of_all, tokens = jax.process_count(), sum(costs)
+    metrics = {
+      "reader_seconds": time.monotonic() - began,
+      "reader_tokens": float(tokens * of_all),
+      "reader_requests": float(len(asked) * of_all),
+      "missing_scores": float(missing * of_all),
+    }
+    if self.price_per_million_tokens is not None:
+      price = self.price_per_million_tokens * tokens * of_all / 1e6
+      metrics["reader_price"] = price
+    return Scored(found, metrics)
+
+  def _value(self, known: tuple[float, int] | None) -> float:
+    if known is None:
+      return -np.inf
+    total, num_tokens = known
+    return total / num_tokens if self.mean_likelihood else total
+
+  def _key(self, text: Text) -> bytes:
+    parts = [self.reader_model, *text]
+    sizes = " ".join(str(len(part)) for part in parts)
+    return hashlib.sha256("\n".join([sizes, *parts]).encode()).digest()
+
+  def _cache(self) -> contextlib.AbstractContextManager["ScoreCache"]:
+    path = self.score_cache or cache_directory() / _CACHE
+    return ScoreCache.opened(Path(path))
+
+  async def _ask(
+    self, texts: Mapping[bytes, Text], cache: "ScoreCache", step: StepOnHost
+  ) -> dict[bytes, "Score"]:
+    """Returns the scores that the endpoint gives, which the cache keeps."""
+    from realm_jax.served_reader import endpoint
+
+    scores, refusals = dict[bytes, "Score"](), list[str]()
+
+    async def ask_one(served: "Endpoint", key: bytes, text: Text) -> None:
+      try:
+        score = await served.score(*text)
+      except endpoint.RefusedError as error:
+        refusals.append(str(error))
+        return
+      cache.add(key, score.total, score.num_tokens)
+      scores[key] = score
+
+    async def ask_all() -> None:
+      async with endpoint.opened(self) as served:
+        await served.wait_until_there()
+        async with asyncio.TaskGroup() as group:
+          for key, text in texts.items():
+            group.create_task(ask_one(served, key, text))
+
+    asking = asyncio.create_task(ask_all())
+    while not asking.done():
+      await asyncio.wait([asking], timeout=_POLL_SECONDS)
+      if step.stop_requested() and not asking.done():
+        asking.cancel()
+        await asyncio.wait([asking])
+        raise WaitPreemptedError("the run was preempted while it was scored")
+    try:
+      asking.result()
+    except BaseExceptionGroup as group:
+      raise group.exceptions[0] from None
+    if refusals:
+      logging.warning(
+        "%s does not score %d of %d texts at step %d, such as: %s",
+        *(self.reader_url, len(refusals), len(texts), step.step, refusals[0]),
+      )
+    return scores
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+  """Returns a template with its fields, whose values may have braces."""
+  return _FIELD.sub(lambda one: values.get(one[1], one[0]), template)

@@ -1,0 +1,194 @@
+"""A served language model as the reader, from whose likelihoods we learn.
+
+The reader is a black box behind a URL: it gives ℓ_z = log p(y|z, x) of a text y
+for each candidate z, and the retriever alone is trained (Shi et al. 2023,
+"REPLUG: Retrieval-Augmented Black-Box Language Models", arXiv 2301.12652).
+"""
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs import reader_texts
+from realm_jax.inputs.batch import Batch
+from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
+from realm_jax.models.packing import TokenSequences
+from realm_jax.objectives.marginal import Evidence
+from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
+from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.served_reader.scoring import ServedLanguageModel
+from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, Range
+from realm_jax.training import encoder_inputs
+from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
+from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.stages.stage import (
+  Encoders,
+  ExampleArrays,
+  Features,
+  Stage,
+  StageContext,
+)
+
+
+class ScoredBatch(NamedTuple):
+  """Queries with their candidates, which the served reader has scored.
+
+  Attributes:
+    log_likelihood: ℓ_z of each candidate; −inf where there is none.
+  """
+
+  query: Int[AnyArray, "b q"]
+  candidates: Candidates
+  log_likelihood: Float[AnyArray, "b k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedReader(Stage):
+  """A text, the blocks that are retrieved for it, and a text to be likely.
+
+  Attributes:
+    language_model: Language model, its templates and its limits.
+    num_read: Number of candidates that it reads, the null block included.
+    num_spare: Number of blocks that are searched beside the candidates and the
+      source, so that verbatim copies of the source can be dropped.
+    objective: What the retriever learns from the log-likelihoods: `replug`,
+      `perplexity` or `leave_one_out`.
+    target_temperature: Temperature of the target of p(z|x). None is the
+      paper's.
+    null_block: Whether the first candidate is the null block.
+    drop_source: Whether the block that a text is from and its verbatim copies
+      are no candidates. Questions have no source.
+    current_queries: Whether queries are embedded for the search with the
+      current parameters instead of the snapshot's query tower.
+  """
+
+  language_model: ServedLanguageModel
+  # A lone candidate teaches nothing.
+  num_read: Annotated[int, Range(least=2), OfRun()] = 20
+  num_spare: Annotated[NonNegativeInt, OfRun()] = 2
+  objective: Annotated[str, OfRun()] = "replug"
+  target_temperature: Annotated[PositiveFloat | None, OfRun()] = None
+  null_block: Annotated[bool, OfRun()] = False
+  drop_source: Annotated[bool, OfRun()] = False
+  current_queries: bool = True
+  evaluation = "gin/runs/eval_retrieval.gin"
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    objective = require_objective(
+      self.objective,
+      num_candidates=self.num_read,
+      temperature=self.target_temperature,
+      setting="NUM_READ",
+    )
+    if objective.target != "likelihood":
+      names = [n for n, o in OBJECTIVES.items() if o.target == "likelihood"]
+      raise RealmError(
+        f"OBJECTIVE={self.objective!r} needs more of a reader than the "
+        f"log-likelihoods that a served one gives; want one of {names}"
+      )
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever",)
+
+  @property
+  def num_candidates(self) -> int:
+    return self.num_read
+
+  @property
+  def retrieval(self) -> Retrieval | None:
+    return Retrieval(
+      self.num_read - self.null_block,
+      setting="NUM_READ",
+      num_spare=self.num_spare,
+      drop_source=self.drop_source,
+      null_block=self.null_block,
+      current_queries=self.current_queries,
+    )
+
+  def check_services(self) -> None:
+    self.language_model.check()
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    assert found is not None and context.step is not None
+    assert self.retrieval is not None
+    places = context.places(self.retrieval, batch, found.rows)
+    rows = np.asarray(at_places(found.rows, places))
+    examples = context.examples or context.corpus
+    blocks = {
+      row: context.corpus.block(row) for row in {*rows.flat} - {NULL_ROW}
+    }
+    passages: dict[int, dict[str, str] | None] = {
+      int(row): {"title": block.title, "text": block.text}
+      for row, block in blocks.items()
+    }
+    pairs = zip(*reader_texts.texts_of(batch, examples), strict=True)
+    texts = [
+      self.language_model.text(passages.get(row), query, target)
+      for own, (query, target) in zip(rows.tolist(), pairs, strict=True)
+      for row in own
+    ]
+    scored = self.language_model.score(texts, context.step)
+    made = ScoredBatch(
+      batch.array("query"),
+      Candidates.of(context.gather(rows)),
+      scored.log_likelihoods.reshape(rows.shape),
+    )
+    return made, scored.metrics
+
+  def dummy_batch(self, shapes: ExampleArrays) -> ScoredBatch:
+    scores = np.zeros(shapes.candidates.shape[:2], np.float32)
+    return ScoredBatch(shapes.query, Candidates.of(shapes.candidates), scores)
+
+  def inputs(self, components: Components, batch: ScoredBatch) -> EncoderInputs:
+    retriever = components.retriever
+    blocks, index = encoder_inputs.distinct_blocks(retriever, batch.candidates)
+    queries = TokenSequences(retriever.query_input(batch.query))
+    return EncoderInputs(queries, blocks, index)
+
+  def loss(
+    self, encoders: Encoders, batch: ScoredBatch, inputs: EncoderInputs
+  ) -> WeightedLoss:
+    """Returns the objective over the candidates that have a score.
+
+    p(z|x) is a softmax over these. An example with fewer than two of them has
+    nothing to compare, and does not count.
+    """
+    given = jnp.asarray(batch.log_likelihood)
+    has_score = given > -jnp.inf
+    counts = has_score.sum(axis=-1) > 1
+    is_read = has_score | ~counts[:, None]
+    scores = encoders.candidate_scores(inputs)
+    log_prior = jax.nn.log_softmax(
+      jnp.where(is_read, scores, -jnp.inf), axis=-1
+    )
+    likelihood = jnp.where(counts[:, None], given, 0.0)
+    # To the objectives a text is a single token.
+    weights = counts[:, None].astype(jnp.float32)
+    evidence = Evidence(log_prior, likelihood[..., None], weights, likelihood)
+    settings: dict[str, Any] = {"form": "joint"}
+    if self.target_temperature is not None:
+      settings["temperature"] = self.target_temperature
+    lost = OBJECTIVES[self.objective].loss(evidence, **settings)
+    prior = jax.lax.stop_gradient(log_prior)
+    log_p = jnp.where(is_read, prior, 0.0)
+    entropy = -jnp.sum(jnp.exp(prior) * log_p, axis=-1)
+    expected = jnp.sum(jnp.exp(prior) * jnp.where(is_read, likelihood, 0.0), -1)
+    best = jnp.max(likelihood, axis=-1)
+    metrics = {
+      "candidate_entropy": Average.of(entropy, counts),
+      "expected_log_likelihood": Average.of(expected, counts),
+      "best_log_likelihood": Average.of(best, counts),
+    }
+    return WeightedLoss(lost.loss, {**metrics, **lost.metrics})
