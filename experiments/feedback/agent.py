@@ -66,15 +66,16 @@ class Agent:
       "retrieve", queries=queries, topk=self.top_k, return_scores=True
     )
     told = self.read(texts, reply["result"])
-    rewards = np.array(
+    is_right = np.array(
       [
-        float(exact_match(answer, answers[number], "en"))
-        for answer, number in zip(told, asked.tolist(), strict=True)
+        exact_match(answer, answers[number], "en")
+        for (answer, _), number in zip(told, asked.tolist(), strict=True)
       ]
     )
-    # The ten lines that a client of Search-R1 adds.
-    if ids := reply.get("request_ids"):
-      self.send(ids, rewards.tolist())
+    # The passage that it has answered from bears the reward.
+    shown = np.arange(self.top_k)[None] == [[place] for _, place in told]
+    self.send(reply["request_ids"], (shown & is_right[:, None]).tolist())
+    rewards = is_right.astype(float)
     groups = rewards.reshape(-1, _ROLLOUTS)
     mean, spread = groups.mean(axis=1), groups.std(axis=1)
     gain = (groups - mean[:, None]) / (spread[:, None] + 1e-6)
@@ -82,11 +83,13 @@ class Agent:
     self.logits += _RATE * (gain.reshape(-1, 1) * taken).mean(axis=0)
     return mean.tolist()
 
-  def send(self, ids: Sequence[str], rewards: Sequence[float]) -> None:
-    """Tells the server what its lists were worth."""
+  def send(
+    self, ids: Sequence[str], rewards: Sequence[Sequence[float]]
+  ) -> None:
+    """Tells the server what the passages of its lists were worth."""
     feedback = [
-      {"request_id": name, "rewards": float(reward)}
-      for name, reward in zip(ids, rewards, strict=True)
+      {"request_id": name, "rewards": [*map(float, own)]}
+      for name, own in zip(ids, rewards, strict=True)
     ]
     self._post("feedback", feedback=feedback)
 
@@ -101,8 +104,8 @@ class Agent:
 
   def read(
     self, questions: Sequence[str], results: Sequence[Sequence[Any]]
-  ) -> list[str]:
-    """Returns the best span of the passages of each question, as a text."""
+  ) -> list[tuple[str, int]]:
+    """Returns the text of each question's best span, and its passage."""
     run, words = self._run, self._run.vocabulary
     shape = len(questions), self.top_k, run.corpus.block_length
     blocks, scores = np.zeros(shape, np.int32), np.full(shape[:2], -np.inf)
@@ -124,13 +127,14 @@ class Agent:
       blocks=blocks,
     )
     totals = logits + scores[..., None, None]
-    told = []
+    told = list[tuple[str, int]]()
     for row, own in enumerate(totals):
       best = int(own.argmax())
       place, start, width = map(int, np.unravel_index(best, own.shape))
       if not np.isfinite(own.flat[best]):
-        told.append("")
+        told.append(("", -1))
         continue
       text, ranges = bodies[row, place]
-      told.append(text[ranges[start, 0] : ranges[start + width, 1]].decode())
+      first, limit = ranges[start, 0], ranges[start + width, 1]
+      told.append((text[first:limit].decode(), place))
     return told
