@@ -99,18 +99,17 @@ class _FeedbackRecords:
 def _record(feedback: Feedback) -> dict[str, Any]:
   """Returns the features of a list.
 
-  What followed from showing a block is its reward and those of the blocks after
-  it, or the reward of the list; the baseline is of as large a part.
+  A block that was shown bears its own reward, less its part of the baseline; all
+  blocks of a list bear the reward of the list.
   """
   served, rewards, baseline = feedback
   count = len(served.shown)
   if isinstance(rewards, Sequence):
     own = np.array(rewards, np.float32)
-    gains = np.cumsum(own[::-1])[::-1]
-    baselines = baseline * np.arange(count, 0, -1) / count
+    advantages = own - baseline / count
   else:
     own = np.zeros(count, np.float32)
-    gains, baselines = np.full(count, rewards), np.full(count, baseline)
+    advantages = np.full(count, rewards - baseline)
   return {
     "query": served.query.encode(),
     "pool_ids": served.blocks,
@@ -118,7 +117,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     "pool_scores": served.scores,
     # So that 0 is padding.
     "shown": served.shown + 1,
-    "advantages": (gains - baselines).astype(np.float32),
+    "advantages": advantages.astype(np.float32),
     "rewards": own,
     "reward": total_reward(rewards),
     "temperature": served.temperature or 0.0,

@@ -35,7 +35,7 @@ _GIN = Path("experiments/gin")
 _QUESTIONS_AT_ONCE, _PAUSE_SECONDS = 8, 0.5
 _TEMPERATURE = 1.0
 # Steps of each of the two rounds, after a third of the time and after two.
-_ROUND_STEPS = 400
+_ROUND_STEPS = 150
 _NUM_EDITS = 400
 # Width of the plot's bins, in seconds.
 _BIN = 20.0
@@ -121,7 +121,7 @@ class Live:
     arguments = [
       *("-m", "realm_jax.serve", f"--model_dir={self.folder}", "--follow"),
       *(f"--corpus_dir={self.corpus}", f"--port={port}", "--accept_feedback"),
-      *(f"--explore_temperature={_TEMPERATURE}", "--pool_size=20"),
+      *(f"--explore_temperature={_TEMPERATURE}", "--pool_size=8"),
     ]
     url = f"http://127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import Average
@@ -110,13 +110,50 @@ def pairwise(scores: Float[Array, "b n"], lists: ServedLists) -> Losses:
   return mean, weights, metrics
 
 
+def contrastive(
+  scores: Float[Array, "b m"],
+  block_ids: UInt32[AnyArray, "b n"],
+  lists: ServedLists,
+) -> Losses:
+  """Returns −log p of the blocks with a reward, among those that have none.
+
+  These are the blocks that were shown in vain, and the candidates of all other
+  queries, m = b · n, but for those that are the query's candidates, too: of
+  candidates that were not shown nothing is known. A list without a positive
+  reward teaches nothing, and it matters not whether it was drawn.
+  """
+  size = block_ids.shape[1]
+  ids, shown = jnp.asarray(block_ids), jnp.asarray(lists.shown)
+  is_own = (ids.reshape(1, -1, 1) == ids[:, None]).any(axis=2)
+  others = jnp.asarray(lists.is_block).reshape(1, -1) & ~is_own
+  place = jnp.arange(len(ids))[:, None] * size + jnp.maximum(shown, 0)
+  own = jnp.take_along_axis(scores, place, axis=1)
+  is_good = (jnp.asarray(lists.rewards) > 0) & (shown >= 0)
+  in_vain = jnp.where((shown >= 0) & ~is_good, own, _NOT_LEFT)
+  negatives = jnp.where(others, scores, _NOT_LEFT)
+  rest = jax.nn.logsumexp(
+    jnp.concatenate([in_vain, negatives], axis=1), axis=1, keepdims=True
+  )
+  losses = jax.nn.softplus(rest - own)
+  count = is_good.sum(axis=1)
+  mean = jnp.sum(losses, axis=1, where=is_good) / jnp.maximum(count, 1)
+  weights = jnp.asarray(lists.weights) * (count > 0)
+  best = jnp.max(jnp.where(is_good, own, -jnp.inf), axis=1)
+  strongest = jnp.maximum(in_vain.max(axis=1), negatives.max(axis=1))
+  return mean, weights, {"accuracy": Average.of(best > strongest, weights)}
+
+
 def divergence(
-  scores: Float[Array, "b n"],
-  start: Float[Array, "b n"],
+  scores: Float[Array, "b m"],
+  start: Float[Array, "b m"],
   lists: ServedLists,
 ) -> Float[Array, " b"]:
-  """Returns KL(p(z|x) ‖ p_start(z|x)) over the candidates, at T."""
-  is_block = jnp.asarray(lists.is_block)
+  """Returns KL(p(z|x) ‖ p_start(z|x)) at T, over the blocks of all lists.
+
+  The blocks of other queries are among them, so that blocks that were no
+  candidates do not rise unnoticed.
+  """
+  is_block = jnp.asarray(lists.is_block).reshape(1, -1)
   temperature = jnp.asarray(lists.temperature)[:, None]
   log_p, log_q = (
     jax.nn.log_softmax(jnp.where(is_block, x / temperature, _NOT_LEFT), axis=1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from realm_jax.feedback.log import FeedbackLog
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import FeedbackConfig, Service
 from realm_jax.training.metric_rows import read_rows
+from realm_jax.training.stages.feedback import FeedbackLoss
 from tests import tiny_world
 from tests.serving import client
 
@@ -69,7 +71,7 @@ def _train(commands, run, folder, log, **settings):
   return read_rows(folder)
 
 
-@pytest.mark.parametrize("loss", ["policy_gradient", "pairwise"])
+@pytest.mark.parametrize("loss", get_args(FeedbackLoss))
 def test_rewards_rise(commands, run, log, tmp_path, loss):
   folder = tmp_path / "run"
   rows = _train(commands, run, folder, log, NUM_STEPS=60, FEEDBACK_LOSS=loss)
@@ -93,7 +95,10 @@ def test_what_cannot_be_learned_from_is_refused(commands, run, tmp_path):
   best = tmp_path / "best"
   _collect(run, best, temperature=None, rounds=2)
   with pytest.raises(RealmError, match="--explore_temperature"):
-    _train(commands, run, tmp_path / "b", best, NUM_STEPS=1)
+    loss = "policy_gradient"
+    _train(
+      *(commands, run, tmp_path / "a", best), NUM_STEPS=1, FEEDBACK_LOSS=loss
+    )
   with pytest.raises(RealmError, match="raise POOL_SIZE"):
     _train(commands, run, tmp_path / "b", best, NUM_STEPS=1, POOL_SIZE=8)
   rows = _train(

@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.objectives.feedback import (
   ServedLists,
+  contrastive,
   divergence,
   order_log_probabilities,
   pairwise,
@@ -21,15 +22,14 @@ _N, _K, _T = 4, 2, 0.7
 _IS_BLOCK = np.array([True, True, True, False])
 
 
-def _lists(shown, *, scores, rewards, baseline=0.0):
+def _lists(shown, *, scores, rewards):
   size = len(shown)
-  gains = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1]
   return ServedLists(
     np.tile(_IS_BLOCK, (size, 1)),
     np.tile(np.asarray(scores, np.float32), (size, 1)),
     np.array(shown),
     np.full(size, _T, np.float32),
-    (gains - baseline).astype(np.float32),
+    rewards.astype(np.float32),
     rewards.astype(np.float32),
     np.ones(size, np.float32),
   )
@@ -61,29 +61,20 @@ def test_orders_have_the_probabilities_of_plackett_and_luce():
   np.testing.assert_array_equal(padded[:, _K:], 0)
 
 
-@pytest.mark.parametrize("is_of_passages", [True, False])
-def test_the_mean_gradient_is_that_of_the_expected_reward(is_of_passages):
+def test_the_mean_gradient_is_that_of_the_expected_reward():
   scores = _RNG.normal(size=_N)
-  worth = np.array([1.0, 0.0, -0.5, 9.9])
-  rewards = worth[np.array(_ORDERS)]
-  if not is_of_passages:
-    # The list as a whole has a reward, which follows from its last block.
-    rewards = np.stack([np.zeros(len(_ORDERS)), rewards.prod(axis=1)], axis=1)
-
-  lists = _lists(_ORDERS, scores=scores, rewards=rewards, baseline=0.3)
+  # A list has a reward, which follows from its blocks and their order.
+  reward = _RNG.normal(size=len(_ORDERS))
+  lists = _lists(_ORDERS, scores=scores, rewards=np.zeros((len(_ORDERS), _K)))
+  advantages = np.tile(np.float32(reward - 0.3)[:, None], (1, _K))
+  lists = lists._replace(advantages=advantages)
 
   def probability(x):
     tiled = jnp.tile(x[None], (len(_ORDERS), 1))
     return jnp.exp(order_log_probabilities(tiled, lists).sum(axis=1))
 
-  def expected(x):
-    return -jnp.sum(probability(x) * jnp.asarray(rewards.sum(axis=1)))
-
   served = jnp.asarray(scores, jnp.float32)
-  wanted = jax.grad(expected)(served)
-  if is_of_passages:
-    parts = 0.3 * np.arange(_K, 0, -1) / _K
-    lists = lists._replace(advantages=lists.advantages + 0.3 - parts)
+  wanted = jax.grad(lambda x: -jnp.sum(probability(x) * reward))(served)
   own = probability(served)
 
   def mean(x):
@@ -133,14 +124,43 @@ def test_pairs_are_of_shown_blocks_with_different_rewards():
     assert losses[row] == pytest.approx(np.mean(pairs or [0]), abs=1e-6)
 
 
-def test_the_divergence_is_over_the_candidates():
-  scores, start = _RNG.normal(size=(2, 1, _N)).astype(np.float32)
-  lists = _lists([(0, 1)], scores=start[0], rewards=np.zeros((1, 2)))
-  p, q = (
-    np.exp(x[0, :3] / _T) / np.exp(x[0, :3] / _T).sum() for x in (scores, start)
+def test_a_rewarded_block_is_told_from_those_without_reward():
+  # Three candidates of two queries, one of which both have.
+  ids = np.array([[1, 2, 3], [4, 2, 5]], np.uint32)
+  scores = _RNG.normal(size=(2, 6)).astype(np.float32)
+  lists = ServedLists(
+    np.array([[True, True, True], [True, True, False]]),
+    scores[:, :3],
+    np.array([[2, 0], [0, -1]]),
+    np.ones(2, np.float32),
+    np.zeros((2, 2), np.float32),
+    np.array([[0.0, 1.0], [0.5, 0.0]], np.float32),
+    np.ones(2, np.float32),
   )
-  found = divergence(jnp.asarray(scores), jnp.asarray(start), lists)
-  np.testing.assert_allclose(found, [np.sum(p * np.log(p / q))], rtol=1e-4)
+  losses, weights, metrics = contrastive(jnp.asarray(scores), ids, lists)
+  # The first query's block 1 against block 3, shown in vain, and 4; block 2 is
+  # its own candidate, and 5 is padding. The second query's 4 against 1 and 3.
+  for row, positive, negatives in ((0, 0, [2, 3]), (1, 3, [0, 2])):
+    s = scores[row]
+    expected = -np.log(
+      np.exp(s[positive]) / np.exp(s[[positive, *negatives]]).sum()
+    )
+    assert losses[row] == pytest.approx(expected, rel=1e-4)
+  assert weights.tolist() == [1, 1]
+  none = lists._replace(rewards=np.zeros((2, 2), np.float32))
+  assert contrastive(jnp.asarray(scores), ids, none)[1].tolist() == [0, 0]
+  assert 0 <= metrics["accuracy"].mean <= 1
+
+
+def test_the_divergence_is_over_the_blocks_of_all_lists():
+  scores, start = _RNG.normal(size=(2, 2, 2 * _N)).astype(np.float32)
+  lists = _lists([(0, 1)] * 2, scores=start[0, :_N], rewards=np.zeros((2, 2)))
+  is_block = np.tile(_IS_BLOCK, 2)
   own = jnp.asarray(scores)
+  found = divergence(own, jnp.asarray(start), lists)
+  for row in range(2):
+    p, q = (np.exp(x[row, is_block] / _T) for x in (scores, start))
+    p, q = p / p.sum(), q / q.sum()
+    assert found[row] == pytest.approx(np.sum(p * np.log(p / q)), rel=1e-4)
   gradient = jax.grad(lambda x: divergence(own, x, lists).sum())
   np.testing.assert_array_equal(gradient(jnp.asarray(start)), 0)

@@ -5,8 +5,9 @@ import functools
 from typing import Annotated, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.errors import RealmError
@@ -16,9 +17,10 @@ from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import START_RETRIEVER
+from realm_jax.models.retriever import PRECISION, START_RETRIEVER
 from realm_jax.objectives.feedback import (
   ServedLists,
+  contrastive,
   divergence,
   pairwise,
   policy_gradient,
@@ -37,6 +39,8 @@ from realm_jax.training.stages.stage import (
   Stage,
   StageContext,
 )
+
+FeedbackLoss = Literal["contrastive", "pairwise", "policy_gradient"]
 
 
 class FeedbackBatch(NamedTuple):
@@ -58,16 +62,18 @@ class FeedbackLearning(Stage):
   share.
 
   Attributes:
-    feedback_loss: "policy_gradient" learns from lists whose order was drawn, or
-      "pairwise" from all whose passages have rewards of their own.
+    feedback_loss: "policy_gradient" learns from lists whose order was drawn,
+      "contrastive" and "pairwise" from all whose passages have rewards of their
+      own (`objectives/feedback.py`).
     pool_size: Number of candidates of the lists to learn from, at most.
     num_shown: Number of them that were shown, at most.
     clip_ratio: Upper bound of the importance ratios.
     start_weight: Weight of the divergence from the retriever of the start,
-      which is the component `start_retriever`. With 0 there is none.
+      which is the component `start_retriever`, over the blocks of the whole
+      batch, or of a micro-batch. With 0 there is none.
   """
 
-  feedback_loss: Literal["policy_gradient", "pairwise"] = "policy_gradient"
+  feedback_loss: FeedbackLoss = "contrastive"
   pool_size: PositiveInt = 20
   num_shown: PositiveInt = 10
   clip_ratio: Annotated[float, Range(above=1)] = 4.0
@@ -140,7 +146,7 @@ class FeedbackLearning(Stage):
       return (
         "no list of a batch was drawn, so that none has a probability; start "
         "`python -m realm_jax.serve` with --explore_temperature, or set "
-        "FEEDBACK_LOSS = 'pairwise'"
+        "FEEDBACK_LOSS = 'contrastive'"
       )
     return (
       "the lists of the feedback log have blocks that the corpus has no longer "
@@ -178,19 +184,36 @@ class FeedbackLearning(Stage):
     self, encoders: Encoders, batch: FeedbackBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the loss of the lists, with the divergence from the start."""
-    scores, lists = encoders.candidate_scores(inputs), batch.lists
-    if self.feedback_loss == "pairwise":
+    lists, size = batch.lists, self.pool_size
+    # Of all queries with the candidates of all.
+    every = _scores(encoders, inputs, "retriever")
+    own = np.arange(len(every))[:, None] * size + np.arange(size)
+    scores = jnp.take_along_axis(every, own, axis=1)
+    if self.feedback_loss == "contrastive":
+      losses, weights, metrics = contrastive(
+        every, batch.candidates.dropout_ids, lists
+      )
+    elif self.feedback_loss == "pairwise":
       losses, weights, metrics = pairwise(scores, lists)
     else:
       losses, weights, metrics = policy_gradient(
         scores, lists, clip_ratio=self.clip_ratio
       )
     if self.start_weight:
-      start = encoders.candidate_scores(inputs, component=START_RETRIEVER)
-      kept = divergence(scores, start, lists)
+      start = _scores(encoders, inputs, START_RETRIEVER)
+      kept = divergence(every, start, lists)
       losses += self.start_weight * kept
       metrics["start_divergence"] = Average.of(kept, weights)
     return WeightedLoss(Average.of(losses, weights), metrics)
+
+
+def _scores(
+  encoders: Encoders, inputs: EncoderInputs, component: str
+) -> Float[jax.Array, "b m"]:
+  """Returns f(x, z) of each query with the candidates of all."""
+  queries, blocks = encoders.candidate_vectors(inputs, component=component)
+  scale = encoders.components[component].score_scale
+  return scale * jnp.matmul(queries, blocks.T, precision=PRECISION)
 
 
 def _rows_of(

@@ -58,15 +58,13 @@ class Encoders(NamedTuple):
     module = self.components[component]
     return module.apply(variables, *arguments, rngs=rngs, **settings)
 
-  def candidate_scores(
-    self, inputs: EncoderInputs, *, component: str = "retriever"
-  ) -> Float[jax.Array, "b k"]:
+  def candidate_scores(self, inputs: EncoderInputs) -> Float[jax.Array, "b k"]:
     """Returns f(x, z) of each query's candidates: see `candidate_vectors`."""
-    queries, candidates = self.candidate_vectors(inputs, component=component)
+    queries, candidates = self.candidate_vectors(inputs)
     return relevance(
       queries,
       candidates.reshape(len(queries), -1, queries.shape[-1]),
-      score_scale=self.components[component].score_scale,
+      score_scale=self.components.retriever.score_scale,
     )
 
   def candidate_vectors(
