@@ -99,8 +99,8 @@ class _FeedbackRecords:
 def _record(feedback: Feedback) -> dict[str, Any]:
   """Returns the features of a list.
 
-  A block that was shown bears its own reward, less its part of the baseline; all
-  blocks of a list bear the reward of the list.
+  A block that was shown bears its own reward, less its part of the baseline, and
+  every block of a list bears a reward of the list.
   """
   served, rewards, baseline = feedback
   count = len(served.shown)
