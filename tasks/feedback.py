@@ -99,7 +99,7 @@ class _FeedbackRecords:
 def _record(feedback: Feedback) -> dict[str, Any]:
   """Returns the features of a list.
 
-  A block that was shown bears its own reward, less its part of the baseline, and
+  A block that was shown bears its own reward less its part of the baseline, and
   every block of a list bears a reward of the list.
   """
   served, rewards, baseline = feedback
