@@ -10,8 +10,10 @@ from realm_jax.checkpoints.store import locate
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import TrainedRun
 from realm_jax.feedback.log import FeedbackLog
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import FeedbackConfig, Service
+from realm_jax.training import compiled_steps
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.serving import client
@@ -126,3 +128,18 @@ def test_a_worse_checkpoint_is_not_published(
   assert world.build_snapshot(folder) == [61]
   world.save_checkpoint(folder, step=62)
   assert world.build_snapshot(folder, **gate) == [62]
+
+
+def test_devices_share_the_lists(commands, run, log, tmp_path, monkeypatch):
+  one, eight = (
+    [row["loss"] for row in _train(commands, run, folder, log, NUM_STEPS=2)]
+    for folder in _on_one_and_on_all(tmp_path, monkeypatch)
+  )
+  np.testing.assert_allclose(eight, one, rtol=1e-4)
+
+
+def _on_one_and_on_all(tmp_path, monkeypatch):
+  """Yields a folder for a run on one device, and one for a run on all."""
+  yield tmp_path / "one"
+  monkeypatch.setattr(compiled_steps, "make_mesh", make_mesh)
+  yield tmp_path / "all"
