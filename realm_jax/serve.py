@@ -203,7 +203,7 @@ def _serve(config: "RunConfig") -> None:
 @contextlib.contextmanager
 def _feedback(model_dir: epath.Path) -> Iterator["FeedbackConfig | None"]:
   """Opens the log of feedback, which one service at a time writes."""
-  from realm_jax.feedback.log import FeedbackLog
+  from realm_jax.feedback.log import FeedbackLog, require_disk
   from realm_jax.serving.service import FeedbackConfig
   from realm_jax.storage.sole_process import sole_process
 
@@ -216,6 +216,8 @@ def _feedback(model_dir: epath.Path) -> Iterator["FeedbackConfig | None"]:
     yield None
     return
   directory = _FEEDBACK_DIR.value or os.fspath(model_dir / "feedback")
+  # Before a lease is asked for.
+  require_disk(directory)
   size = int(_MAX_FEEDBACK_GIB.value * 2**30)
   advice = "stop it, or give this one another --feedback_dir"
   with (

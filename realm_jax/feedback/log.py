@@ -80,6 +80,15 @@ def log_files(directory: epath.PathLike) -> list[Path]:
   return sorted(Path(directory).glob(_NAME.replace("{:05}", "*")))
 
 
+def require_disk(directory: epath.PathLike) -> None:
+  """Raises `RealmError` for a folder in a bucket, whose files cannot grow."""
+  if is_remote(epath.Path(directory)):
+    raise RealmError(
+      f"a feedback log cannot grow in a bucket, as {directory} is; give "
+      "--feedback_dir=FOLDER on a disk"
+    )
+
+
 def checked_rewards(rewards: Any) -> Rewards:
   """Returns rewards as they were sent: a number, or one for each passage.
 
@@ -114,15 +123,11 @@ class FeedbackLog:
     num_lists, num_rewards: Numbers of lines that this service has written.
 
   Raises:
-    RealmError: The folder is in a bucket, whose files cannot grow.
+    RealmError: The folder is in a bucket.
   """
 
   def __init__(self, directory: epath.PathLike, *, max_bytes: int = 16 << 30):
-    if is_remote(epath.Path(directory)):
-      raise RealmError(
-        f"a feedback log cannot grow in a bucket, as {directory} is; give "
-        "--feedback_dir=FOLDER on a disk"
-      )
+    require_disk(directory)
     self.directory = Path(directory)
     self.directory.mkdir(parents=True, exist_ok=True)
     self._key = self._read_key()
