@@ -55,7 +55,7 @@ def test_readers_are_compared_in_the_demos_world(tmp_path, command_server):
   assert done.returncode == 0, done.stderr[-3000:]
   report = json.loads((tmp_path / "out/report.json").read_text())
   (found,) = report["closed_book"]
-  assert 0 <= found["exact_match"] <= 1 and found["cpu_seconds"] > 0
+  assert 0 <= found["exact_match"] <= 1 and found["cpu_seconds"] >= 0
   assert found["steps"] == {"closed_book": 2, "closed_book_qa": 2}
 
 
