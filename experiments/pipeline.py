@@ -294,7 +294,7 @@ def run_in_cpu_seconds(step: Step) -> float:
     finally:
       rows = read_rows(step.folder)
       compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
-      # Compilation is known in seconds of a clock, which may be more under load.
+      # Compilation is known in seconds of a clock: under load, they are more.
       seconds += max(0.0, time.process_time() - started - compiled)
       write_json(path, seconds)
   return seconds
