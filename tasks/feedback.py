@@ -22,7 +22,7 @@ from realm_jax.feedback.examples import (
   Split,
   total_reward,
 )
-from realm_jax.inputs.batch import TaskError
+from realm_jax.indexes.protocol import WaitPreemptedError
 from realm_jax.inputs.config import current_context
 from realm_jax.inputs.features import (
   feature_length,
@@ -73,7 +73,7 @@ class _FeedbackRecords:
     Waits for the first rewards.
 
     Raises:
-      TaskError: The run is stopped before they come.
+      WaitPreemptedError: The run is preempted before they come.
     """
     self._examples.poll()
     while not len(self):
@@ -83,8 +83,8 @@ class _FeedbackRecords:
       )
       time.sleep(_POLL_SECONDS)
       if is_stopping():
-        raise TaskError(
-          f"stopped before the first rewards came to {self._examples.directory}"
+        raise WaitPreemptedError(
+          f"no rewards came to {self._examples.directory} before the run ended"
         )
       self._examples.poll()
     recent = min(len(self), _NUM_RECENT)

@@ -2,10 +2,14 @@
 
 import contextlib
 import dataclasses
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from harness.jobs import wait_until
 from realm_jax.checkpoints.store import locate
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import TrainedRun
@@ -143,3 +147,22 @@ def _on_one_and_on_all(tmp_path, monkeypatch):
   yield tmp_path / "one"
   monkeypatch.setattr(compiled_steps, "make_mesh", make_mesh)
   yield tmp_path / "all"
+
+
+def test_a_run_waits_for_rewards_until_it_is_preempted(commands, run, tmp_path):
+  folder = tmp_path / "run"
+
+  def preempt():
+    first = folder / "checkpoints" / "0"
+    wait_until(first.exists, what="the run waits")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  with ThreadPoolExecutor(1) as thread:
+    thread.submit(preempt)
+    result = commands.train(
+      *("feedback", folder),
+      FEEDBACK_DIR=tmp_path / "none",
+      INITIAL_CHECKPOINT=run.model_dir,
+      **_SETTINGS,
+    )
+  assert result.preempted and result.step == 0
