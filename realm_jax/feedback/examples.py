@@ -37,6 +37,8 @@ _FLOOD_WINDOW, _MAX_OF_A_QUERY = 1000, 50
 # An average of a query's rewards counts as so many rewards of other queries.
 _PRIOR_COUNT = 2.0
 _MAX_QUERIES = 1_000_000
+# Lists that may wait for rewards; those of older ones are unknown.
+_MAX_WAITING = 1_000_000
 # A line is a few kilobytes; nobody else writes this file.
 _MAX_LINE_BYTES = 1 << 20
 _POLL_SECONDS = 1.0
@@ -157,6 +159,8 @@ class FeedbackExamples:
       text = served.query.strip().lower().encode()
       query = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
       self._waiting[str(name)] = _Waiting(place, query, len(served.shown))
+      if len(self._waiting) > _MAX_WAITING:
+        del self._waiting[next(iter(self._waiting))]
       return
     name, rewards = event["of"], checked_rewards(event["rewards"])
     found = self._waiting.pop(name, None)
