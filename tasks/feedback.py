@@ -49,6 +49,8 @@ _NUMBERS = {
   # seqio cuts arrays that are too long.
   "num_candidates": tf.int32,
   "num_shown": tf.int32,
+  # 1 if each passage has a reward of its own.
+  "is_of_passages": tf.int32,
 }
 
 
@@ -123,6 +125,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     "temperature": served.temperature or 0.0,
     "num_candidates": len(served.blocks),
     "num_shown": count,
+    "is_of_passages": isinstance(rewards, Sequence),
   }
 
 

@@ -87,9 +87,9 @@ class Live:
   """A service of a run that is built, trained and asked beside it.
 
   Args:
-    training: Run that learns from the log.
-    start: Its first step, which is not trained.
-    corpus: Corpus of its own.
+    steps: Steps of the seed.
+    name: Name of the system, and of its folder.
+    start: Run whose retriever it begins with.
   """
 
   def __init__(self, steps: FeedbackSteps, name: str, start: Step):
@@ -111,7 +111,7 @@ class Live:
     # The first checkpoint, and its snapshot.
     call(self._training, num_steps=0)
     call(steps.command(*build, "--once", CORPUS_DIR=corpus))
-    self._rounds = 0
+    self._rounds = list[subprocess.Popen[bytes]]()
 
   @contextlib.contextmanager
   def served(self) -> Iterator[str]:
@@ -138,19 +138,26 @@ class Live:
         time.sleep(1.0)
       if self.learns == "always":
         stack.enter_context(self._trainer())
-      yield url
+      try:
+        yield url
+      finally:
+        for training in self._rounds:
+          training.terminate()
+          training.wait()
 
   def train_round(self, share: float) -> None:
     """Begins a round of training if it is due, of two, by the share of time."""
-    if self.learns == "rounds" and share > (self._rounds + 1) / 3:
-      self._rounds += 1
-      steps = {"NUM_STEPS": self._rounds * _ROUND_STEPS}
+    number = len(self._rounds) + 1
+    if self.learns == "rounds" and share > number / 3:
+      steps = {"NUM_STEPS": number * _ROUND_STEPS}
       own = dataclasses.replace(
         self._training, bindings={**self._training.bindings, **steps}
       )
       arguments = [sys.executable, *own.arguments()]
       with (self.folder / "train.log").open("a") as log:
-        subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
+        self._rounds.append(
+          subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
+        )
 
   def _trainer(self) -> contextlib.AbstractContextManager[None]:
     return running_beside(self._training.arguments(), self.folder / "train.log")

@@ -29,7 +29,7 @@ class HeldOut(NamedTuple):
 
   Attributes:
     texts: Queries.
-    blocks: Ids of the candidates; 0 is padding.
+    blocks: Ids of the candidates. Padding repeats the first.
     lists: The lists, as a loss takes them; the `rewards` are the lists' own
       where they were drawn.
     is_drawn: Whether the order was drawn.
@@ -127,10 +127,7 @@ def _can_be_compared(one: Feedback, corpora: Sequence[Corpus]) -> bool:
 
 
 def _held_out(kept: Sequence[Feedback]) -> HeldOut:
-  """Returns lists as arrays, padded to the longest.
-
-  Padding repeats the first candidate, and is no block.
-  """
+  """Returns lists as arrays, padded to the longest."""
   is_drawn = np.array([one.served.temperature is not None for one in kept])
   rewards = [
     np.full(len(one.served.shown), total_reward(one.rewards))

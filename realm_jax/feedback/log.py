@@ -18,8 +18,10 @@ given; nothing else of it is read.
 import base64
 import collections
 import dataclasses
+import errno
 import hashlib
 import hmac
+import io
 import json
 import os
 import secrets
@@ -27,9 +29,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from absl import logging
 from etils import epath
 from jaxtyping import Float, Int
 
@@ -42,7 +45,7 @@ MAX_REWARD = 1.0
 _NUM_RECENT = 100_000
 _FILE_BYTES = 64 << 20
 _NAME = "log-{:05}.jsonl"
-_KEY = "key"
+_KEY, _KEY_BYTES = "key", 32
 
 Rewards = float | Sequence[float]
 
@@ -134,20 +137,22 @@ class FeedbackLog:
     files = log_files(self.directory)
     self._bytes_left = max_bytes - sum(file.stat().st_size for file in files)
     # After a crash, the last line of the file before may be half a one.
-    self._number = len(files)
-    self._file: BinaryIO | None = None
+    self._number = int(files[-1].stem.rpartition("-")[2]) + 1 if files else 0
+    self._file: io.FileIO | None = None
     self._lock = threading.Lock()
     self._recent = collections.OrderedDict[str, Rewards]()
     self.num_lists = self.num_rewards = 0
 
   def _read_key(self) -> bytes:
     path = self.directory / _KEY
-    try:
-      file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-      return path.read_bytes()
+    # A service that was killed may have left half a key, which nobody has used.
+    if path.exists() and len(key := path.read_bytes()) == _KEY_BYTES:
+      return key
+    key = secrets.token_bytes(_KEY_BYTES)
+    path.unlink(missing_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(file, "wb") as opened:
-      opened.write(key := secrets.token_bytes(32))
+      opened.write(key)
     return key
 
   @property
@@ -162,7 +167,6 @@ class FeedbackLog:
 
   def _close(self) -> None:
     if self._file is not None:
-      self._file.flush()
       os.fsync(self._file.fileno())
       self._file.close()
     self._file = None
@@ -177,7 +181,11 @@ class FeedbackLog:
     return base64.urlsafe_b64encode(digest[:12]).decode()
 
   def add_lists(self, ids: Sequence[str], served: Sequence[Served]) -> None:
-    """Appends lists. They are on the disk once rewards are."""
+    """Appends lists. They are on the disk once rewards are.
+
+    Where the disk takes none, they are served nevertheless, and not learned
+    from.
+    """
     now, lines = round(time.time(), 3), list[dict[str, Any]]()
     for name, one in zip(ids, served, strict=True):
       arrays = {
@@ -186,7 +194,13 @@ class FeedbackLog:
       }
       lines.append({"list": name, "time": now, **vars(one), **arrays})
     with self._lock:
-      self.num_lists += self._write(lines)
+      try:
+        self.num_lists += self._write(lines)
+      except OSError as error:
+        logging.log_every_n_seconds(
+          *(logging.ERROR, "%s: lists are not logged: %s", 60),
+          *(self.directory, error),
+        )
 
   def add_rewards(self, rewards: Sequence[tuple[str, Rewards]]) -> int:
     """Appends the rewards of lists, which are on the disk when this returns.
@@ -200,6 +214,7 @@ class FeedbackLog:
     Raises:
       FeedbackError: An ID is none of this service, or the log is full. Nothing
         was taken.
+      OSError: The disk took nothing: the same request can be sent again.
     """
     for name, _ in rewards:
       nonce, _, proof = name.partition(".")
@@ -214,33 +229,45 @@ class FeedbackLog:
           f"the feedback log {self.directory} is full; move it away, or raise "
           "--max_feedback_gib"
         )
-      new = {}
+      new = dict[str, Rewards]()
       for name, given in rewards:
         if name not in self._recent:
-          new[name] = self._recent[name] = given
+          new.setdefault(name, given)
       now = round(time.time(), 3)
       lines = [{"rewards": x, "of": n, "time": now} for n, x in new.items()]
-      self.num_rewards += self._write(lines)
-      if self._file is not None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+      self.num_rewards += self._write(lines, sync=True)
+      self._recent.update(new)
       while len(self._recent) > _NUM_RECENT:
         self._recent.popitem(last=False)
     return len(new)
 
-  def _write(self, lines: Sequence[dict[str, Any]]) -> int:
+  def _write(
+    self, lines: Sequence[dict[str, Any]], *, sync: bool = False
+  ) -> int:
     """Writes lines and flushes them, for readers; returns how many."""
     if not lines or self.is_full:
       return 0
+    text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
     if self._file is not None and self._file.tell() > _FILE_BYTES:
       self._close()
-    if self._file is None:
-      path = self.directory / _NAME.format(self._number)
-      self._file = path.open("xb")
-      self._number += 1
-    text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
-    self._bytes_left -= self._file.write(text.encode())
-    self._file.flush()
+    try:
+      if self._file is None:
+        path = self.directory / _NAME.format(self._number)
+        self._number += 1
+        # Without a buffer: what failed is not written later.
+        self._file = path.open("xb", buffering=0)
+      written = self._file.write(content := text.encode())
+      if written < len(content):
+        raise OSError(errno.ENOSPC, "No space left on device", self._file.name)
+      if sync:
+        os.fsync(self._file.fileno())
+    except OSError:
+      # The next line begins a file of its own, and no half a line.
+      file, self._file = self._file, None
+      if file is not None:
+        file.close()
+      raise
+    self._bytes_left -= written
     return len(lines)
 
 

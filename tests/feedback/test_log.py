@@ -17,6 +17,7 @@ from realm_jax.feedback.log import (
   drawn_order,
   log_files,
 )
+from tests.full_disk import full_disk
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +194,27 @@ def test_orders_are_drawn_by_their_probabilities():
 def test_a_log_is_on_a_disk():
   with pytest.raises(RealmError, match="bucket"):
     FeedbackLog("gs://bucket/feedback")
+
+
+def test_a_full_disk_loses_no_reward_that_was_accepted(tmp_path, opened):
+  log = opened(tmp_path)
+  name = _add(log, _served("before"))
+  with full_disk():
+    for number in range(20):
+      # Lists are served, whether or not they are logged.
+      _add(log, _served(f"q{number}"))
+    with pytest.raises(OSError):
+      for _ in range(20):
+        log.add_rewards([(log.new_id(), 0.0)])
+      log.add_rewards([(name, 1.0)])
+  # What was refused can be sent again, and half a line spoils no other.
+  assert log.add_rewards([(name, 1.0)]) == 1
+  (found,) = _all(tmp_path)
+  assert (found.served.query, found.rewards) == ("before", 1.0)
+
+
+def test_half_a_key_is_replaced(tmp_path, opened):
+  (tmp_path / "key").write_bytes(b"")
+  name = opened(tmp_path).new_id()
+  assert len((tmp_path / "key").read_bytes()) == 32
+  assert opened(tmp_path).add_rewards([(name, 1.0)]) == 1

@@ -40,7 +40,7 @@ def _reward(block):
   return float("Velt" in block["text"])
 
 
-def _collect(run, directory, *, temperature, rounds):
+def _collect(run, directory, *, temperature, rounds, of_lists=False):
   """Asks, and sends rewards; returns the mean reward of a passage."""
   texts = [question["question"] for question in tiny_world.questions()]
   rewards = []
@@ -52,7 +52,8 @@ def _collect(run, directory, *, temperature, rounds):
         sent = []
         for one in reply["results"]:
           own = [_reward(block) for block in one["blocks"]]
-          sent.append({"request_id": one["request_id"], "rewards": own})
+          rewarded = sum(own) / len(own) if of_lists else own
+          sent.append({"request_id": one["request_id"], "rewards": rewarded})
           rewards += own
         assert client.post(port, "/feedback", feedback=sent).is_success
   return np.mean(rewards)
@@ -103,6 +104,10 @@ def test_what_cannot_be_learned_from_is_refused(commands, run, tmp_path):
     _train(
       *(commands, run, tmp_path / "a", best), NUM_STEPS=1, FEEDBACK_LOSS=loss
     )
+  lists = tmp_path / "lists"
+  _collect(run, lists, temperature=1.0, rounds=2, of_lists=True)
+  with pytest.raises(RealmError, match="one for all; send a list of rewards"):
+    _train(commands, run, tmp_path / "b", lists, NUM_STEPS=1)
   with pytest.raises(RealmError, match="raise POOL_SIZE"):
     _train(commands, run, tmp_path / "b", best, NUM_STEPS=1, POOL_SIZE=8)
   rows = _train(

@@ -58,8 +58,8 @@ class FeedbackLearning(Stage):
   The candidates of a list are those that were found when it was served, all
   embedded anew, from the newest version of the corpus. A list is left out once
   one of its blocks is gone or has another text, and so is one that is too long,
-  or has no probability where the loss needs it; the metric `left_out` is their
-  share.
+  or lacks what the loss needs, a probability or rewards of passages; the metric
+  `left_out` is their share.
 
   Attributes:
     feedback_loss: "policy_gradient" learns from lists whose order was drawn,
@@ -110,6 +110,8 @@ class FeedbackLearning(Stage):
     is_learned = is_same & fits & batch.is_real
     if self.feedback_loss == "policy_gradient":
       is_learned &= temperature > 0
+    else:
+      is_learned &= batch.array("is_of_passages") > 0
     # Later, clients cannot end the run by what they ask for.
     is_first = batch.positions.min() < len(ids)
     if is_first and not is_learned.any():
@@ -147,6 +149,12 @@ class FeedbackLearning(Stage):
         "no list of a batch was drawn, so that none has a probability; start "
         "`python -m realm_jax.serve` with --explore_temperature, or set "
         "FEEDBACK_LOSS = 'contrastive'"
+      )
+    if not batch.array("is_of_passages").any():
+      return (
+        f"FEEDBACK_LOSS={self.feedback_loss!r} learns from rewards of passages,"
+        " and each list of a batch has one for all; send a list of rewards, or "
+        "set FEEDBACK_LOSS = 'policy_gradient'"
       )
     return (
       "the lists of the feedback log have blocks that the corpus has no longer "
