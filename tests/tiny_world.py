@@ -182,6 +182,7 @@ class World:
     model_dir: Path,
     *,
     index: IndexConfig | None = None,
+    retriever: BertRetriever | None = None,
     dtype: str = "float32",
     corpus_dir: Path | None = None,
     snapshots_dir: Path | None = None,
@@ -193,7 +194,7 @@ class World:
       corpus_dir=corpus_dir or self.corpus_dir,
       snapshots_dir=snapshots_dir,
       snapshot=SnapshotConfig(
-        retriever=RETRIEVER,
+        retriever=retriever or RETRIEVER,
         index=index or ExactConfig(),
         stored_dtype=dtype,
         tokens_per_batch=512,

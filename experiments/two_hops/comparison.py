@@ -20,6 +20,8 @@ from realm_jax.evaluation.scores import PREDICTIONS
 _GIN = Path("experiments/gin")
 # After each recipe of the demo.
 _LENGTHS = str(_GIN / "two_hops/lengths.gin")
+# The recipe that builds the index of two hops.
+_BUILDER = "build_index_two_hops"
 # Questions for training and for the evaluation: with those of two hops, and of
 # one hop alone.
 _TRAIN, _CHAINS = "chains-all", "chains-test"
@@ -66,9 +68,9 @@ class TwoHopSteps(Steps):
       TRAIN_QUESTIONS=self.world(_TRAIN_SINGLE),
     )
 
-  def builder(self, name: str) -> Command:
+  def builder(self, name: str, recipe: str = "build_index") -> Command:
     """Returns the command that builds the index of a run as it goes on."""
-    return self.command("build_index", "build_index", self.folder / name)
+    return self.command("build_index", recipe, self.folder / name)
 
   def figures_of(
     self, name: str, recipe: str, of: Step, snapshot: Step | None = None
@@ -90,7 +92,7 @@ class TwoHopSteps(Steps):
         )
     return found
 
-  def last_snapshot(self, of: Step, recipe: str = "build_index") -> Step:
+  def last_snapshot(self, of: Step, recipe: str) -> Step:
     """Makes the index of a run's last checkpoint."""
     name = f"{of.folder.name}-{recipe}"
     last = of.command.build().num_steps
@@ -140,7 +142,7 @@ def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
   """Two hops, which are learned from the answers alone."""
   made = _two_hop_run(steps)
   seconds = run_in_cpu_seconds(made)
-  snapshot = steps.last_snapshot(made)
+  snapshot = steps.last_snapshot(made, _BUILDER)
   found = steps.figures_of("two_hops", "eval_two_hops", made, snapshot)
   return found | {"cpu_seconds": seconds}
 
@@ -149,7 +151,7 @@ def _bm25(steps: TwoHopSteps) -> dict[str, float]:
   """Two rounds of BM25, read by the reader of two hops."""
   made = _two_hop_run(steps)
   run_in_cpu_seconds(made)
-  snapshot = steps.last_snapshot(made, "build_index_bm25")
+  snapshot = steps.last_snapshot(made, f"{_BUILDER}_bm25")
   return steps.figures_of("bm25", "eval_two_hops", made, snapshot)
 
 
@@ -157,7 +159,7 @@ def _two_hop_run(steps: TwoHopSteps) -> Step:
   name, start = "two_hops", run(steps.start())
   return steps.train(
     *(name, "two_hop_qa", start, start),
-    steps.builder(name),
+    steps.builder(name, _BUILDER),
     TRAIN_QUESTIONS=steps.world(_TRAIN),
   )
 

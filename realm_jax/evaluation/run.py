@@ -64,6 +64,7 @@ from realm_jax.models.components import (
   Retriever,
   TextReader,
   embed_blocks,
+  embed_hop_queries,
   embed_queries,
 )
 from realm_jax.models.cross_encoder import RERANKER
@@ -457,12 +458,17 @@ class TrainedRun:
     return encode_queries(self.vocabulary, texts, self.config.query_length)
 
   def embed_tokens(
-    self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
+    self,
+    token_ids: Int32[np.ndarray, "n q"],
+    *,
+    current: bool = True,
+    hop: bool = False,
   ) -> Float32[np.ndarray, "n d"]:
     """Returns the vectors of queries `[CLS] x [SEP]`, padded.
 
     The checkpoint's own query tower embeds them if `current`, and otherwise
-    the one that the snapshot was published with.
+    the one that the snapshot was published with. With `hop` they are those of a
+    second search (`HopRetriever.hop_queries`).
     """
     retriever = self.components.retriever
     if not len(token_ids):
@@ -471,7 +477,8 @@ class TrainedRun:
       params = retriever.query_tower_parameters(self.params["retriever"])
     else:
       params = self.snapshot.query_params
-    return self.compute(embed_queries, retriever, params, token_ids=token_ids)
+    embed = embed_hop_queries if hop else embed_queries
+    return self.compute(embed, retriever, params, token_ids=token_ids)
 
   def search(
     self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
@@ -513,7 +520,12 @@ class TrainedRun:
     return dataclasses.replace(run, config=config)
 
   def search_blocks(
-    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
+    self,
+    token_ids: Int32[np.ndarray, "n q"],
+    k: int,
+    *,
+    current: bool = True,
+    hop: bool = False,
   ) -> SearchResult:
     """Returns the k best blocks of each query by the retriever.
 
@@ -543,7 +555,7 @@ class TrainedRun:
         # A filter may need a search for all blocks: some queries at a time.
         parts = [
           self.search_blocks(
-            token_ids[start : start + most], k, current=current
+            token_ids[start : start + most], k, current=current, hop=hop
           )
           for start in range(0, len(token_ids), most)
         ]
@@ -552,14 +564,16 @@ class TrainedRun:
           np.concatenate([part.scores for part in parts]),
         )
       if is_scored:
-        vectors = self.embed_tokens(token_ids, current=current)
+        vectors = self.embed_tokens(token_ids, current=current, hop=hop)
         return self._best_of(np.flatnonzero(allowed), vectors, k)
     # An exact search compiles a program for each k. Powers of two are few.
     more = 1 << (len(changed) - 1).bit_length() if changed else 0
     number = k + more
     while True:
       number = min(number, index.num_blocks)
-      found, vectors = self._search_index(token_ids, number, current=current)
+      found, vectors = self._search_index(
+        token_ids, number, current=current, hop=hop
+      )
       if self.allowed is None or number == index.num_blocks:
         break
       fewest = allowed[found.rows].sum(axis=1).min(initial=number)
@@ -621,7 +635,8 @@ class TrainedRun:
     found, _ = search(batch.array("query"))
     for _ in range(stage.num_searches - 1):
       context = self.stage_context(retrieval)
-      following, _ = search(stage.next_queries(batch, found, context))
+      queries = stage.next_queries(batch, found, context)
+      following, _ = search(queries, hop=stage.hops)
       found = stage.joined_results(found, following)
     return found
 
@@ -633,7 +648,12 @@ class TrainedRun:
     return StageContext(self.components, self.corpus, self.snapshot, length)
 
   def _search_index(
-    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool
+    self,
+    token_ids: Int32[np.ndarray, "n q"],
+    k: int,
+    *,
+    current: bool,
+    hop: bool = False,
   ) -> tuple[SearchResult, Float32[np.ndarray, "n d"] | None]:
     """Returns what the index finds, by its own scores, and the query vectors.
 
@@ -641,7 +661,7 @@ class TrainedRun:
     """
     index, vectors = self.snapshot.index, None
     if index.needs_vectors:
-      vectors = self.embed_tokens(token_ids, current=current)
+      vectors = self.embed_tokens(token_ids, current=current, hop=hop)
 
     def find(batch: Any) -> tuple[np.ndarray, np.ndarray]:
       found = index.search(QueryBatch(*batch), k)

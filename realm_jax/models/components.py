@@ -106,12 +106,29 @@ class HopRetriever(Retriever, Protocol):
     """Returns the padded queries of a second search."""
     ...
 
+  def embed_hop_queries(
+    self, queries: Int[AnyArray, "*b l"] | Sequences
+  ) -> Float[Array, "*n d"]:
+    """Embeds them, padded, or the laid out sequences of `query_input`."""
+    ...
+
 
 def embed_queries(
   retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b q"]
 ) -> Float[Array, "b d"]:
-  """Returns the vectors of queries; `params` may be the query tower's alone."""
+  """Returns the vectors of queries.
+
+  The parameters may be those of `query_tower_parameters` alone.
+  """
   return retriever.apply({"params": params}, token_ids, method="embed_queries")
+
+
+def embed_hop_queries(
+  retriever: HopRetriever, params: Params, token_ids: Int[AnyArray, "b q"]
+) -> Float[Array, "b d"]:
+  """Returns the vectors of what `hop_queries` makes; see `embed_queries`."""
+  method = "embed_hop_queries"
+  return retriever.apply({"params": params}, token_ids, method=method)
 
 
 def embed_blocks(

@@ -23,6 +23,8 @@ from realm_jax.settings import (
   PositiveInt,
 )
 
+# Parameters of the tower that embeds the queries of a second search.
+HOP_TOWER = "hop_tower"
 POOLINGS = ("pooler", "cls", "mean", "last")
 # Component that stays as the retriever of INITIAL_CHECKPOINT is.
 START_RETRIEVER = "start_retriever"
@@ -116,7 +118,8 @@ class BertRetriever(bert.BertComponent):
     title_separator: Whether [SEP] separates title and body.
     token_types: Whether tokens after the first [SEP] are of type 1.
     hop_length: Number of tokens of a query together with a block that was found
-      for it, where a second search follows the first. None if none does.
+      for it, where a second search follows the first; a tower of its own then
+      embeds both. None if none does.
   """
 
   shared_towers: bool = True
@@ -151,6 +154,8 @@ class BertRetriever(bert.BertComponent):
     else:
       self.query_tower = tower(name="query_tower")
       self.block_tower = tower(name="block_tower")
+    if self.hop_length is not None:
+      self.hop_tower = tower(name=HOP_TOWER)
 
   @property
   def vector_size(self) -> int:
@@ -158,9 +163,11 @@ class BertRetriever(bert.BertComponent):
     return self.projection_size or self.bert.hidden_size
 
   def query_tower_parameters(self, params: Params) -> Params:
-    """Returns the part of the parameters that embeds queries."""
-    name = "tower" if self.shared_towers else "query_tower"
-    return {name: params[name]}
+    """Returns the part of the parameters that embeds queries, of both hops."""
+    names = ["tower" if self.shared_towers else "query_tower"]
+    if self.hop_length is not None:
+      names.append(HOP_TOWER)
+    return {name: params[name] for name in names}
 
   def query_input(
     self, token_ids: Int[AnyArray, "n q"]
@@ -183,7 +190,8 @@ class BertRetriever(bert.BertComponent):
     """Returns the queries of a second search, `[CLS] x [SEP] title body [SEP]`.
 
     As in MDR (Xiong et al. 2020, arXiv 2009.12756), a query is read together
-    with each block that the first search has found. The query tower embeds it.
+    with each block that the first search has found. `embed_hop_queries` embeds
+    it.
 
     Raises:
       RealmError: There is no `hop_length`.
@@ -206,6 +214,16 @@ class BertRetriever(bert.BertComponent):
     """Embeds `[CLS] x [SEP]`, padded, or sequences made by `query_input`."""
     return _embed(self.query_tower, queries, self.query_input)
 
+  def embed_hop_queries(
+    self, queries: Int[AnyArray, "*b l"] | Sequences
+  ) -> Float[Array, "*n d"]:
+    """Embeds what `hop_queries` returns, or sequences that `query_input` makes.
+
+    In MDR the query tower embeds them. Without gold paths, what a second search
+    learns with it makes the first one forget, so they have their own tower.
+    """
+    return _embed(self.hop_tower, queries, self.query_input)
+
   def embed_blocks(
     self, blocks: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
@@ -217,7 +235,9 @@ class BertRetriever(bert.BertComponent):
     query: Int[AnyArray, "*b q"] | Sequences,
     block: Int[AnyArray, "*c l"] | Sequences,
   ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
-    """Embeds both sides, so that `init` makes every parameter."""
+    """Embeds both sides; `init` makes every parameter."""
+    if self.is_initializing() and self.hop_length is not None:
+      self.embed_hop_queries(query)
     return self.embed_queries(query), self.embed_blocks(block)
 
 

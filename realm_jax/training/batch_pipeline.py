@@ -21,7 +21,7 @@ from realm_jax.indexes.protocol import (
   WaitPreemptedError,
 )
 from realm_jax.inputs.batch import Batch
-from realm_jax.models.components import embed_queries
+from realm_jax.models.components import embed_hop_queries, embed_queries
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
@@ -161,12 +161,18 @@ class BatchPipeline:
     self._positions = resumed.positions
     # The step that was taken last, and those that are in preparation.
     self._in_flight: dict[int, _InFlight] = {}
-    self._embed_queries = jax.jit(
-      sharding.under(
-        config.mesh.all_axis_rules, embed_queries, setup.components.retriever
-      ),
-      out_shardings=sharding.batch_sharding(setup.mesh),
-    )
+    rules, retriever = config.mesh.all_axis_rules, setup.components.retriever
+    # Of the first search, and of those that follow.
+    self._embed = [
+      jax.jit(
+        sharding.under(rules, embed, retriever),
+        out_shardings=sharding.batch_sharding(setup.mesh),
+      )
+      for embed in (
+        embed_queries,
+        embed_hop_queries if self._stage.hops else embed_queries,
+      )
+    ]
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
 
   def close(self) -> None:
@@ -252,7 +258,7 @@ class BatchPipeline:
       ):
         assert entry.snapshot is not None
         queries = entry.following.result()
-        search = self._search(queries, entry.snapshot, params)
+        search = self._search(queries, entry.snapshot, params, is_first=False)
         self._retrieve(entry, entry.searches + 1, search, entry.retrieved)
 
   def _retrieve(
@@ -278,12 +284,14 @@ class BatchPipeline:
     queries: Int[np.ndarray, "b q"],
     snapshot: Snapshot,
     params: Params,
+    *,
+    is_first: bool = True,
   ) -> Callable[[], SearchResult]:
     """Starts what a search does on the devices; returns the host's part."""
     index, num_blocks = snapshot.index, self._setup.num_searched
     vectors = None
     if index.needs_vectors:
-      vectors = self._embed(queries, snapshot, params)
+      vectors = self._vectors(queries, snapshot, params, is_first=is_first)
     if isinstance(index, ExactIndex):
       assert vectors is not None
       found = index.search_on_device(vectors, num_blocks)
@@ -300,11 +308,13 @@ class BatchPipeline:
 
     return search
 
-  def _embed(
+  def _vectors(
     self,
     queries: Int[np.ndarray, "b q"],
     snapshot: Snapshot,
     params: Params,
+    *,
+    is_first: bool,
   ) -> jax.Array:
     """Dispatches the embedding of queries."""
     tower, mesh = snapshot.query_params, self._setup.mesh
@@ -313,7 +323,8 @@ class BatchPipeline:
       retriever = self._setup.components.retriever
       tower = retriever.query_tower_parameters(params["retriever"])
     with jax.set_mesh(mesh):
-      return self._embed_queries(tower, sharding.to_devices(queries, mesh))
+      embed = self._embed[0 if is_first else 1]
+      return embed(tower, sharding.to_devices(queries, mesh))
 
   def _found(
     self,

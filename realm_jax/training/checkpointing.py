@@ -34,12 +34,13 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.models import lora
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import START_RETRIEVER
+from realm_jax.models.retriever import HOP_TOWER, START_RETRIEVER
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.encoder_inputs import to_words
 from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.state import TrainState
+from realm_jax.weights.name_maps import SEPARATE_TOWERS, SHARED_TOWER
 
 T = TypeVar("T")
 
@@ -391,9 +392,17 @@ def _taken(
   """Returns a component with the values of one that is stored.
 
   Components with an `encoder`, such as readers, differ in what is above it.
-  Heads that the stored one lacks keep their first values.
+  Heads that the stored one lacks keep their first values. A tower for the
+  queries of a second search begins as that for those of the first.
   """
   stored, wanted = store.stored(step, item), _abstract(fresh)
+  if HOP_TOWER in fresh and HOP_TOWER not in stored:
+    first = {part: fresh[part] for part in fresh if part != HOP_TOWER}
+    taken = _taken(store, step, item, first)
+    tower = taken[
+      SHARED_TOWER if SHARED_TOWER in taken else SEPARATE_TOWERS["query"]
+    ]
+    return {**taken, HOP_TOWER: jax.tree.map(jnp.copy, tower)}
   if "encoder" in fresh and "encoder" in stored:
     if lacking := [part for part in fresh if part not in stored]:
       logging.info("%s start from random values", ", ".join(lacking))

@@ -79,12 +79,14 @@ class EncoderInputs(NamedTuple):
       g devices that divide the batch.
     reader: What the reader reads: a tree of token sequences and arrays, made by
       its `join` of queries and candidates.
+    hop_queries: Inputs of the tower for queries of a second search.
   """
 
   queries: TokenSequences | Sequences | None = None
   blocks: TokenSequences | Sequences | None = None
   block_index: Int[Array, "g n"] | None = None
   reader: PyTree = None
+  hop_queries: TokenSequences | Sequences | None = None
 
 
 def distinct_blocks(

@@ -164,7 +164,7 @@ class TwoHops:
     queries = retriever.hop_queries(token_ids, run.gather(found.rows))
     batch, beam, length = queries.shape
     flat = np.asarray(queries).reshape(-1, length)
-    following = run.search_blocks(flat, self.second_beam + 1)
+    following = run.search_blocks(flat, self.second_beam + 1, hop=True)
     rows = following.rows.reshape(batch, beam, -1)
     places = self.second_places(found.rows, rows)
     rows, scores = (
@@ -180,7 +180,8 @@ class TwoHops:
         run.params["retriever"],
         token_ids=run.gather(np.array([NULL_ROW])),
       )
-      of_null[:] = (run.embed_tokens(flat) @ null).reshape(of_null.shape)
+      vectors = run.embed_tokens(flat, hop=True)
+      of_null[:] = (vectors @ null).reshape(of_null.shape)
       of_null *= retriever.score_scale
     cells = self.cells(found.rows, rows)
     second = np.concatenate([of_null, scores], axis=-1)
@@ -216,7 +217,8 @@ def _log_softmax(scores: Float[AnyArray, "*b n"]) -> Float[AnyArray, "*b n"]:
 
 
 def hop_scores(
-  queries: Float[Array, "b h d"],
+  queries: Float[Array, "b d"],
+  hop_queries: Float[Array, "b n d"],
   candidates: Float[Array, "b k d"],
   *,
   score_scale: float,
@@ -224,19 +226,19 @@ def hop_scores(
   """Returns f of both hops, as `TwoHops.log_p` takes them.
 
   Args:
-    queries: Vectors of x, and of x with each first block.
+    queries, hop_queries: Vectors of x, and of x with each first block.
     candidates: Vectors of the null block, the first blocks, and the second ones
       of each of these.
     score_scale: The retriever's.
   """
-  batch, beam, dim = len(queries), queries.shape[1] - 1, queries.shape[2]
+  batch, beam, dim = hop_queries.shape
   first = relevance(
-    queries[:, 0], candidates[:, 1 : 1 + beam], score_scale=score_scale
+    queries, candidates[:, 1 : 1 + beam], score_scale=score_scale
   )
   second = candidates[:, 1 + beam :].reshape(batch * beam, -1, dim)
   null = jnp.repeat(candidates[:, :1], beam, axis=0)
   ends = jnp.concatenate([null, second], axis=1)
   scores = relevance(
-    queries[:, 1:].reshape(-1, dim), ends, score_scale=score_scale
+    hop_queries.reshape(-1, dim), ends, score_scale=score_scale
   )
   return first, scores.reshape(batch, beam, -1)

@@ -13,6 +13,7 @@ from realm_jax.evaluation.evaluate import evaluate
 from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import Commands, call, losses
 from tests.json_lines import read_lines
+from tests.tiny_world import RETRIEVER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -29,6 +30,8 @@ _SETTINGS = {
   "WAIT_FOR_SNAPSHOTS": True,
   "STEPS_AHEAD": 2,
 }
+
+_RETRIEVER = RETRIEVER.clone(hop_length=_SETTINGS["HOP_LENGTH"])
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def trained(commands, settings, tmp_path_factory) -> Path:
   def build(step: int) -> None:
     checkpoint = folder / "checkpoints" / str(step)
     wait_until(checkpoint.exists, what="checkpoint")
-    commands.world.build_snapshot(folder, checkpoint_step=step)
+    commands.world.build_snapshot(
+      folder, checkpoint_step=step, retriever=_RETRIEVER
+    )
 
   with ThreadPoolExecutor(1) as thread:
     building = [thread.submit(build, step) for step in (0, 2)]
@@ -70,7 +75,7 @@ def test_it_resumes_exactly_between_two_searches(
 
 
 def test_paths_are_searched_read_and_shown(trained, commands, tmp_path):
-  commands.world.build_snapshot(trained)
+  commands.world.build_snapshot(trained, retriever=_RETRIEVER)
   figures = call(
     *(evaluate, [str(trained / "config.json"), "gin/runs/eval.gin"]),
     CORPUS_DIR=commands.world.corpus_dir,

@@ -18,6 +18,7 @@ from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.models.components import Components
+from realm_jax.models.retriever import HOP_TOWER
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
@@ -66,8 +67,11 @@ def test_what_is_told_is_what_is_explained(run, service, text):
 def of_paths(run) -> TrainedRun:
   """The same run, which reads paths of two blocks."""
   hops = run.components.retriever.clone(hop_length=tiny_world.JOINT_LENGTH)
+  towers = run.params["retriever"]
+  towers = {**towers, HOP_TOWER: towers["tower"]}
   return dataclasses.replace(
     run,
+    params={**run.params, "retriever": towers},
     config=dataclasses.replace(run.config, paths=TwoHops(3, 2), num_read=4),
     components=Components({**run.components, "retriever": hops}),
     asked=QUESTION,

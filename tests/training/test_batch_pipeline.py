@@ -140,6 +140,7 @@ def open_stream(monkeypatch):
       retrieval=Retrieval(K, current_queries=False),
       needs_answers=False,
       num_searches=num_searches,
+      hops=False,
       next_queries=lambda batch, found, context: np.repeat(
         found.rows[:, 1:], tiny.QUERY, axis=1
       ),

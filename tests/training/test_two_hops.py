@@ -189,7 +189,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
   tower = {"params": params["retriever"]}
   embedding = {
     name: jax.jit(functools.partial(components.retriever.apply, method=name))
-    for name in ("embed_queries", "embed_blocks")
+    for name in ("embed_queries", "embed_hop_queries", "embed_blocks")
   }
 
   def embed(name, tokens):
@@ -215,7 +215,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
       own = second.reshape(2, 2, 3)[example, i].tolist()
       ends = [-1, *[other for other in own if other != row][:2]]
       hop = components.retriever.hop_queries(x[None], blocks[None, i : i + 1])
-      q = embed("embed_queries", np.asarray(hop)[0, 0])
+      q = embed("embed_hop_queries", np.asarray(hop)[0, 0])
       vectors = corpus.gather(np.array(ends), _LENGTH)
       p = log_softmax([q @ embed("embed_blocks", z) for z in vectors])
       for end, value in zip(ends, p, strict=True):

@@ -206,6 +206,7 @@ class Stage(abc.ABC):
     frozen: Those of them whose parameters stay as they are, without dropout.
     retrieval: How it retrieves blocks; None of a stage without an index.
     num_searches: Number of searches of the host for each query.
+    hops: Whether those after the first are for `HopRetriever.hop_queries`.
     num_candidates: Number of blocks that its step reads for each query.
     null_block: Whether the first of them is the null block.
     needs_answers: Whether it asks which blocks contain answers.
@@ -221,6 +222,7 @@ class Stage(abc.ABC):
   needs_answers: ClassVar[bool] = False
   reads_passages: ClassVar[bool] = False
   compares: ClassVar[bool] = False
+  hops: ClassVar[bool] = False
   asked: ClassVar[Asked | None] = None
   evaluation: ClassVar[str | None] = None
 

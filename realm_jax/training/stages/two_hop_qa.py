@@ -98,6 +98,7 @@ class TwoHopQa(Stage):
   current_queries: bool = True
   needs_answers = True
   num_searches = 2
+  hops = True
   asked = "question"
   evaluation = "gin/runs/eval.gin"
 
@@ -220,17 +221,14 @@ class TwoHopQa(Stage):
 
   def inputs(self, components: Components, batch: TwoHopBatch) -> EncoderInputs:
     retriever = components.retriever
-    hop_queries = jnp.asarray(batch.hop_queries)
-    query, length = jnp.asarray(batch.query), hop_queries.shape[-1]
-    query = jnp.pad(query, ((0, 0), (0, max(0, length - query.shape[1]))))
-    queries = jnp.concatenate([query[:, None, :length], hop_queries], axis=1)
-    read = retriever.query_input(queries.reshape(-1, length))
+    hop_queries = batch.hop_queries.reshape(-1, batch.hop_queries.shape[-1])
     blocks, index = distinct_blocks(retriever, batch.candidates)
     return EncoderInputs(
-      TokenSequences(read),
+      TokenSequences(retriever.query_input(batch.query)),
       blocks,
       index,
       components.token_reader.join(batch.read_query, batch.read),
+      TokenSequences(retriever.query_input(hop_queries)),
     )
 
   def loss(
@@ -243,8 +241,12 @@ class TwoHopQa(Stage):
     """
     size, dim = len(batch.query), encoders.components.retriever.vector_size
     queries, candidates = encoders.candidate_vectors(inputs)
+    hop_queries = encoders.apply(
+      "retriever", inputs.hop_queries, method="embed_hop_queries"
+    )
     first, second = hop_scores(
-      queries.reshape(size, -1, dim),
+      queries,
+      hop_queries.reshape(size, -1, dim),
       candidates.reshape(size, -1, dim),
       score_scale=encoders.components.retriever.score_scale,
     )
