@@ -233,9 +233,7 @@ def read_masks(
     number = run.config.num_candidates - 1
     if not number:
       raise ExplanationError(NULL_BLOCK_ALONE)
-    # A cross-encoder is trained on questions.
-    retriever = run.restricted(None, rerank=False)
-    found = retriever.search(query[None], number, current=False).rows[0]
+    found = run.search(query[None], number, current=False).rows[0]
     rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
   given = {"query": query[None], "candidates": candidates[None]}

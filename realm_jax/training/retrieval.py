@@ -6,13 +6,17 @@ takes arrays of numpy and of jax alike.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, TypeVar
 
-from jaxtyping import Bool, Int
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +98,16 @@ class Retrieval:
     if self.null_block:
       places = xp.pad(places, ((0, 0), (1, 0)), constant_values=NULL_ROW)
     return places
+
+
+def take_candidates(arrays: T, indices: Int[Array, "b k"]) -> T:
+  """Returns, of a tree of arrays [b n …], the entries at these indices."""
+
+  def taken(x: AnyArray) -> Array:
+    index = indices.reshape(*indices.shape, *[1] * (x.ndim - 2))
+    return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
+
+  return jax.tree.map(taken, arrays)
 
 
 def at_places(

@@ -13,6 +13,7 @@ from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.training.encoder_inputs import Candidates
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.text_to_text import TextBatch, TextToText
 from tests import tiny_world
 
@@ -120,3 +121,26 @@ def test_a_step_of_open_qa_points_at_what_the_run_finds(reranking):
     made.is_answer[..., 0, 0], expected[:, :4] % 2 == 0
   )
   np.testing.assert_array_equal(made.blocks, reranking.gather(expected[:, :4]))
+
+
+def test_a_step_of_pretraining_reads_what_the_run_finds(reranking):
+  texts = [question["question"] for question in tiny_world.questions()[:3]]
+  queries = reranking.encode(texts)
+  stage = Pretraining(num_candidates=4, rerank_depth=6, drop_source=False)
+  example = Batch({"query": queries}, {}, np.arange(3), np.arange(3))
+  rows = reranking.search_as_trained(stage, example).rows
+  # Of the last query, copies of its source have left five blocks.
+  rows = np.pad(rows, ((0, 0), (1, 0)), constant_values=NULL_ROW)
+  left_out, rows[2, 6] = rows[2, 6], NULL_ROW
+  batch = PretrainingBatch(
+    queries, Candidates(reranking.gather(rows), rows.astype(np.uint32)), None
+  )
+  encoders = stage.encoders(reranking.components, reranking.params, None)
+  read = stage.rerank(encoders, batch).candidates
+  expected = reranking.search(queries, 6).rows.tolist()
+  if left_out in expected[2]:
+    expected[2].remove(left_out)
+  expected = np.array([[NULL_ROW, *own[:3]] for own in expected])
+  np.testing.assert_array_equal(read.tokens, reranking.gather(expected))
+  np.testing.assert_array_equal(read.dropout_ids, expected.astype(np.uint32))
+  assert stage.frozen == ("reranker",)

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.spans import TokenSpans, find_token_spans
@@ -24,7 +24,7 @@ from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeInt, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
-from realm_jax.training.retrieval import Retrieval
+from realm_jax.training.retrieval import Retrieval, take_candidates
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -197,16 +197,12 @@ class OpenQa(Stage):
     rest = jnp.arange(order.shape[1], batch.has_answer.shape[1])
     rest = jnp.broadcast_to(rest, (len(order), len(rest)))
     whole = jnp.concatenate([order, rest], axis=1)
-
-    def taken(x: AnyArray, places: Int[Array, "b k"]) -> Array:
-      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
-      return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
-
+    best = order[:, : self.num_read]
     return batch._replace(
-      retrieved=taken(batch.retrieved, whole),
-      has_answer=taken(batch.has_answer, whole),
-      blocks=taken(batch.blocks, order[:, : self.num_read]),
-      is_answer=taken(batch.is_answer, order[:, : self.num_read]),
+      retrieved=take_candidates(batch.retrieved, whole),
+      has_answer=take_candidates(batch.has_answer, whole),
+      blocks=take_candidates(batch.blocks, best),
+      is_answer=take_candidates(batch.is_answer, best),
     )
 
   def inputs(self, components: Components, batch: OpenQaBatch) -> EncoderInputs:

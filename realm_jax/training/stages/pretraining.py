@@ -4,17 +4,21 @@ import dataclasses
 import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt32
 
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
+from realm_jax.models.cross_encoder import RERANKER
 from realm_jax.models.packing import TokenSequences
+from realm_jax.models.sequences import PAD_ID
 from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
@@ -30,7 +34,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.retrieval import Retrieval, at_places, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
@@ -65,6 +69,9 @@ class Pretraining(Stage):
   Attributes:
     num_candidates: Number of candidates, the null block included. With the null
       block alone (closed book), nothing is searched, and no index is needed.
+    rerank_depth: Number of the best blocks among which a frozen cross-encoder
+      chooses these, the component `reranker` of the initial checkpoint. It
+      decides what is read; p(z|x) stays the retriever's. With 0 there is none.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can also be dropped.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
@@ -89,6 +96,7 @@ class Pretraining(Stage):
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
+  rerank_depth: Annotated[NonNegativeInt, OfRun()] = 0
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[str, OfRun()] = "marginal"
   loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
@@ -122,17 +130,35 @@ class Pretraining(Stage):
         "False"
       )
 
+    if self.rerank_depth and not 0 < self._num_read <= self.rerank_depth:
+      raise RealmError(
+        f"RERANK_DEPTH={self.rerank_depth} with NUM_CANDIDATES="
+        f"{self.num_candidates}: the cross-encoder orders as many blocks as "
+        "are read, or more; raise RERANK_DEPTH, or set it to 0"
+      )
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    reranker = (RERANKER,) if self.rerank_depth else ()
+    return (*super().components, *reranker)
+
   @property
   def frozen(self) -> tuple[str, ...]:
-    return ("reader",) if self.freeze_reader else ()
+    reader = ("reader",) if self.freeze_reader else ()
+    return (*reader, RERANKER) if self.rerank_depth else reader
+
+  @property
+  def _num_read(self) -> int:
+    """Number of retrieved blocks that are read."""
+    return self.num_candidates - self.null_block
 
   @property
   def retrieval(self) -> Retrieval | None:
-    num_kept = self.num_candidates - self.null_block
-    if not num_kept:
+    if not self._num_read:
       return None
     return Retrieval(
-      num_kept,
+      self.rerank_depth or self._num_read,
+      setting="RERANK_DEPTH" if self.rerank_depth else "NUM_CANDIDATES",
       num_spare=self.num_spare,
       drop_source=self.drop_source,
       null_block=self.null_block,
@@ -167,15 +193,36 @@ class Pretraining(Stage):
     return np.asarray(at_places(rows, places))
 
   def dummy_batch(self, shapes: ExampleArrays) -> PretrainingBatch:
-    candidates = Candidates.of(shapes.candidates)
+    tokens = shapes.candidates
+    more = max(0, self.rerank_depth - self._num_read)
+    tokens = np.pad(tokens, ((0, 0), (0, more), (0, 0)), mode="edge")
     masks = MaskTargets.none(shapes)
-    return PretrainingBatch(shapes.query, candidates, masks)
+    return PretrainingBatch(shapes.query, Candidates.of(tokens), masks)
+
+  def rerank(
+    self, encoders: Encoders, batch: PretrainingBatch
+  ) -> PretrainingBatch:
+    """Takes, beside the null block, what the cross-encoder finds best."""
+    if not self.rerank_depth:
+      return batch
+    assert batch.candidates is not None
+    first = int(self.null_block)
+    tokens = jnp.asarray(batch.candidates.tokens)[:, first:]
+    scores = encoders.pair_scores(batch.query, tokens, at_once=self._num_read)
+    # The null block stands where copies of the source left too few.
+    is_block = (tokens != PAD_ID).sum(axis=-1) > NUM_SPECIAL_TOKENS
+    scores = jnp.where(is_block, scores, -jnp.inf)
+    best = first + jax.lax.top_k(scores, self._num_read)[1]
+    indices = jnp.pad(best, ((0, 0), (first, 0)))
+    return batch._replace(candidates=take_candidates(batch.candidates, indices))
 
   def inputs(
     self, components: Components, batch: PretrainingBatch
   ) -> EncoderInputs:
     retriever, candidates = components.retriever, batch.candidates
     assert candidates is not None
+    # They are reranked by now, except where lengths alone are wanted.
+    candidates = jax.tree.map(lambda x: x[:, : self.num_candidates], candidates)
     blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
     read = components.token_reader.join(

@@ -39,7 +39,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.retrieval import Retrieval, at_places, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -270,13 +270,8 @@ class TextToText(Stage):
     # The null block, which has no passage, stands where copies left too few.
     is_block = jnp.asarray(batch.candidates.passages).any(axis=-1)
     scores = jnp.where(is_block, scores, -jnp.inf)
-    _, places = lax.top_k(scores, self.num_read)
-
-    def taken(x: AnyArray) -> jax.Array:
-      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
-      return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
-
-    return batch._replace(candidates=jax.tree.map(taken, batch.candidates))
+    _, best = lax.top_k(scores, self.num_read)
+    return batch._replace(candidates=take_candidates(batch.candidates, best))
 
   def inputs(self, components: Components, batch: TextBatch) -> EncoderInputs:
     reader, candidates = self._reader(components), batch.candidates
