@@ -166,7 +166,8 @@ def test_answers_are_texts_with_their_parts_in_the_blocks(
 
 
 @pytest.mark.parametrize(
-  ("stage", "reader"), [("text_to_text", _MODEL), ("open_qa", MODEL_FILE)]
+  ("stage", "reader"),
+  [("text_to_text", _MODEL), ("open_qa", MODEL_FILE), ("pretrain", MODEL_FILE)],
 )
 def test_a_cross_encoder_chooses_what_is_read(stage, reader, viewed, tmp_path):
   model = tmp_path / "model.gin"
@@ -180,13 +181,12 @@ def test_a_cross_encoder_chooses_what_is_read(stage, reader, viewed, tmp_path):
     'COMPONENTS = {"reranker": @cross_encoder.CrossEncoder()}\n'
   )
   commands = Commands(viewed, str(model))
-  settings = {
-    "TRAIN_QUESTIONS": viewed.question_file,
-    "RERANK_DEPTH": 7,
-    "NUM_READ": 3,
-    "NUM_STEPS": 2,
-    "SWAP_SNAPSHOTS": False,
-  }
+  settings = {"RERANK_DEPTH": 7, "NUM_STEPS": 2}
+  if stage == "pretrain":
+    settings |= {"NUM_CANDIDATES": 3, "LAG_STEPS": 2}
+  else:
+    settings |= {"NUM_READ": 3, "SWAP_SNAPSHOTS": False}
+    settings["TRAIN_QUESTIONS"] = viewed.question_file
   with pytest.raises(RealmError, match="the reranker is not trained here"):
     commands.train(stage, tmp_path / "none", **settings)
   words = viewed.corpus.vocabulary
