@@ -164,5 +164,20 @@ class GeneratedWorlds:
     print(build_corpus(inputs, **settings).table(), flush=True)
 
 
+def write_judged(world: Path, path: Path) -> None:
+  """Writes a world's training questions with the documents that answer them."""
+  documents = {}
+  with (world / "articles.jsonl").open() as lines:
+    for line in lines:
+      document = json.loads(line)
+      documents[document["id"]] = document
+  with (world / "questions-train.jsonl").open() as lines, path.open("w") as out:
+    for line in lines:
+      question = json.loads(line)
+      relevant = [documents[name] for name in question["documents"]]
+      judged = {"query": question["question"], "positive_passages": relevant}
+      out.write(f"{json.dumps(judged)}\n")
+
+
 # Corpus and questions of each seed, which may be the same for all.
 Data = GivenData | GeneratedWorlds

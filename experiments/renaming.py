@@ -21,6 +21,7 @@ from realm_jax.models.components import Components
 from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.paths import PathReading, PathRetrieval
+from realm_jax.training.stages.reranking import Reranking
 from realm_jax.training.stages.stage import (
   ExampleArrays,
   Features,
@@ -82,6 +83,17 @@ class RenamingTwoHopQa(TwoHopQa):
     candidates = Candidates.of(tokens)
     made = made._replace(candidates=candidates, read_query=query, **renamed)
     return made, metrics
+
+
+class RenamingReranking(Reranking):
+  """Training of a cross-encoder that exchanges names."""
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
+    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
+    return made._replace(query=query, blocks=blocks), metrics
 
 
 class RenamingPathRetrieval(PathRetrieval):

@@ -1,12 +1,11 @@
 """The readers that are compared, their steps, and the report."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.comparing import Comparison
-from experiments.data import CORPUS, GeneratedWorlds
+from experiments.data import CORPUS, GeneratedWorlds, write_judged
 from experiments.demo.stages import demo_worlds, follow_edits
 from experiments.pipeline import (
   Step,
@@ -107,8 +106,9 @@ class ReaderSteps(Steps):
     retriever = before = None
     if reads:
       retriever = run(self.train("inverse_cloze", "inverse_cloze"))
-    if "judged" in self.contender.stages:
-      self._write_judged()
+    judged = self.folder / _JUDGED
+    if "judged" in self.contender.stages and not judged.exists():
+      write_judged(self.folder / "world", judged)
     seconds, steps = 0.0, {}
     for stage in self.contender.stages:
       made = self.stage(stage, retriever, before)
@@ -163,26 +163,6 @@ class ReaderSteps(Steps):
     if stage == "judged":
       reader, given["TRAIN_QUESTIONS"] = None, self.path(_JUDGED)
     return self.train(name, stage, starts, reader, builder, **given)
-
-  def _write_judged(self) -> None:
-    """Writes the training questions with the documents that answer them."""
-    world, path = self.folder / "world", self.folder / _JUDGED
-    if not path.exists():
-      articles = {one["id"]: one for one in _lines(world / "articles.jsonl")}
-      lines = [
-        json.dumps(
-          {
-            "query": one["question"],
-            "positive_passages": [articles[id] for id in one["documents"]],
-          }
-        )
-        for one in _lines(world / "questions-train.jsonl")
-      ]
-      path.write_text("\n".join([*lines, ""]))
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-  return [*map(json.loads, path.read_text().splitlines())]
 
 
 def _figures(

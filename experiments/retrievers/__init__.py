@@ -1,0 +1,1 @@
+"""Compares ways to train a retriever and a cross-encoder on judged passages."""
