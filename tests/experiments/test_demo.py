@@ -8,6 +8,7 @@ import pytest
 
 from experiments.demo.stages import demo_worlds
 from experiments.readers.comparison import CONTENDERS, ReaderSteps
+from experiments.retrievers.comparison import RetrieverSteps
 from experiments.two_hops.comparison import TwoHopSteps
 from realm_jax.configuration import Kept
 from realm_jax.corpus.store import Corpus
@@ -69,6 +70,17 @@ def test_recipes_of_two_hops_are_complete(tmp_path):
       questions = steps.world("chains-test")
       made_of = steps.evaluate(recipe, recipe, made, QUESTIONS=questions)
       made_of.command.configured()
+
+
+def test_recipes_of_retrievers_are_complete(tmp_path):
+  steps = RetrieverSteps(tmp_path, 0, [])
+  for name in ("judged", "judged_mined", "reranking", "distillation"):
+    made = steps.train(name, name, TRAIN_QUESTIONS="judged.jsonl")
+    assert made.command.build().num_steps >= 100
+    for recipe in ("eval_retrieval", "eval_reranked"):
+      steps.evaluate(
+        recipe, recipe, made, QUESTIONS="test.jsonl"
+      ).command.configured()
 
 
 @pytest.fixture(scope="module")
