@@ -26,7 +26,7 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.weights import WeightsError
-from realm_jax.weights.name_maps import SEPARATE_TOWERS
+from realm_jax.weights.name_maps import CHOSEN_TOWERS
 from realm_jax.weights.registry import TARGETS
 
 command_line.define_run_flags()
@@ -43,7 +43,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "Directory to make.", required=True
 )
 _TOWER = flags.DEFINE_enum(
-  "tower", None, [*SEPARATE_TOWERS], "Tower to write, if the retriever has two."
+  "tower", None, [*CHOSEN_TOWERS], "Tower to write, if there are several."
 )
 
 

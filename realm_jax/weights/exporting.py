@@ -81,7 +81,8 @@ def export_weights(
     output_dir: Directory to make; it appears complete or not at all.
     to: `sentence_transformers` for the retriever, `hf_bert` for a BERT reader,
       or `hf_t5` for a reader that writes.
-    tower: `query` or `block`, if the retriever has two.
+    tower: `query` or `block`, if the retriever has two, or `hop`, the tower
+      of the second search.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     vocab: Vocabulary file; None takes the one in `model_dir`, where an import
@@ -176,6 +177,12 @@ def plan_export(
     how = modernbert.written(reader.bert, words, masked_lm=True)
     table = name_maps.below(how.table, ours=f"{READER}/")
     return Export(READER, table, how.files, theirs=how.theirs)
+  if tower == "hop":
+    if retriever.hop_length is None:
+      raise WeightsError(
+        "--tower=hop: this model has no tower for a second search; leave it out"
+      )
+    return export_tower(model, tower)
   if retriever.shared_towers and tower is not None:
     raise WeightsError(
       f"--tower={tower}: the towers of this model are one; leave it out"

@@ -22,6 +22,8 @@ Tensors = Mapping[str, np.ndarray]
 RETRIEVER, READER = PARTS = ("retriever", "reader")
 SHARED_TOWER = "tower"
 SEPARATE_TOWERS = {"query": "query_tower", "block": "block_tower"}
+# Towers that --tower of export_weights chooses from.
+CHOSEN_TOWERS = {**SEPARATE_TOWERS, "hop": "hop_tower"}
 HEAD = "cls/predictions"
 WORDS = "encoder/word_embeddings"
 

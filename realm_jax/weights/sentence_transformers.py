@@ -180,7 +180,7 @@ def read_model(directory: Path) -> SentenceModel:
 
 
 def export_tower(model: BoundModel, tower: str | None) -> Export:
-  """Plans the export of a retriever's tower, `query`, `block` or the only one.
+  """Plans the export of a tower, `query`, `block`, `hop` or the only one.
 
   Each tower makes a directory of its own: these load with every version of the
   library, unlike a Router, and an import reads them back.
@@ -221,7 +221,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   }
   around = _around(chain, folders, factor)
   how = modernbert.written(bert, model.vocabulary, around=around)
-  ours = name_maps.SEPARATE_TOWERS[tower] if tower else name_maps.SHARED_TOWER
+  ours = name_maps.CHOSEN_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
   has_types = not isinstance(bert, ModernBertConfig)
   # Where types are among these names, the body of a pair has the type 1.

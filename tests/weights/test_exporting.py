@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from harness.agreement.imported_model import ImportedModel, load
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.models.components import embed_hop_queries, embed_queries
 from realm_jax.models.sequences import padded
 from realm_jax.models.t5 import T5, T5Config
 from realm_jax.text.vocabulary_files import write_vocabulary
@@ -83,6 +84,25 @@ def test_what_cannot_be_expressed_is_refused(changes, word):
   model = models.bound(models.RETRIEVER.clone(**changes))
   with pytest.raises(WeightsError, match=word):
     exporting.plan_export(model, to="sentence_transformers")
+
+
+def test_the_tower_of_a_second_search_is_exported_by_itself(tmp_path):
+  retriever = models.RETRIEVER.clone(hop_length=24)
+  *made, words = model = models.bound(retriever, models.READER)
+  flat = model.fresh_parameters(model.parameter_shapes(["retriever"]), seed=0)
+  params = nested({path: x + 0.1 for path, x in flat.items()})
+  write_vocabulary(tmp_path, words)
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    store.save(0, params)
+  ids, to = np.arange(5, 29).reshape(3, 8), "sentence_transformers"
+  for tower, embed in ((None, embed_queries), ("hop", embed_hop_queries)):
+    out = tmp_path / str(tower)
+    exporting.export_weights(tmp_path, retriever, None, out, to=to, tower=tower)
+    theirs = load(models.read("hf_bert", out)).query_vectors(ids)
+    own = embed(made[0], params["retriever"], ids)
+    np.testing.assert_allclose(theirs, own, rtol=1e-4, atol=1e-4)
+  with pytest.raises(WeightsError, match="no tower for a second search"):
+    exporting.plan_export(models.bound(models.RETRIEVER), to=to, tower="hop")
 
 
 def test_exports_with_lora_compute_what_the_run_does(tmp_path):
