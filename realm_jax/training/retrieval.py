@@ -64,7 +64,7 @@ class Retrieval:
     spare = self.num_spare if self.drop_source else 0
     return min(self.num_kept + self.drop_source + spare, num_blocks)
 
-  def places(
+  def candidate_positions(
     self,
     is_source: Bool[AnyArray, "b n"],
     preferred: Bool[AnyArray, "b n"] | None = None,
@@ -76,30 +76,30 @@ class Retrieval:
       preferred: Blocks that are taken before the others, whatever their scores.
 
     Returns:
-      Places of the candidates among the n blocks, best first, and `NULL_ROW`
+      Positions of the candidates among the n blocks, best first, and `NULL_ROW`
       for the null block. It takes the last places where the source and its
       copies leave too few blocks.
     """
     xp = is_source.__array_namespace__()
-    places = xp.broadcast_to(xp.arange(is_source.shape[1]), is_source.shape)
+    positions = xp.broadcast_to(xp.arange(is_source.shape[1]), is_source.shape)
     if preferred is not None:
-      places = xp.argsort(~preferred, axis=1, stable=True)
-      is_source = xp.take_along_axis(is_source, places, axis=1)
+      positions = xp.argsort(~preferred, axis=1, stable=True)
+      is_source = xp.take_along_axis(is_source, positions, axis=1)
     if self.drop_source:
       order = xp.argsort(is_source, axis=1, stable=True)
-      places = xp.take_along_axis(places, order, axis=1)
+      positions = xp.take_along_axis(positions, order, axis=1)
       dropped = xp.take_along_axis(is_source, order, axis=1)
-      places = xp.where(dropped, NULL_ROW, places)
-    places = places[:, : self.num_kept]
+      positions = xp.where(dropped, NULL_ROW, positions)
+    positions = positions[:, : self.num_kept]
     if self.null_block:
-      places = xp.pad(places, ((0, 0), (1, 0)), constant_values=NULL_ROW)
-    return places
+      positions = xp.pad(positions, ((0, 0), (1, 0)), constant_values=NULL_ROW)
+    return positions
 
 
-def at_places(
-  rows: Int[AnyArray, "b n"], places: Int[AnyArray, "b k"]
+def rows_at(
+  rows: Int[AnyArray, "b n"], positions: Int[AnyArray, "b k"]
 ) -> Int[AnyArray, "b k"]:
-  """Returns the rows of the blocks at the places of `Retrieval.places`."""
+  """Returns the rows at the positions that `candidate_positions` chose."""
   xp = rows.__array_namespace__()
-  found = xp.take_along_axis(rows, xp.maximum(places, 0), axis=1)
-  return xp.where(places == NULL_ROW, NULL_ROW, found)
+  found = xp.take_along_axis(rows, xp.maximum(positions, 0), axis=1)
+  return xp.where(positions == NULL_ROW, NULL_ROW, found)

@@ -156,9 +156,11 @@ class OpenQa(Stage):
     )
     recall = has_answer[:, :5].any(axis=1).mean()
     preferred = has_answer if self.read_gold else None
-    places = context.places(self.retrieval, batch, found.rows, preferred)
+    positions = context.candidate_positions(
+      self.retrieval, batch, found.rows, preferred
+    )
     rows, scores, has_answer = (
-      np.take_along_axis(array, places, axis=1)
+      np.take_along_axis(array, positions, axis=1)
       for array in (found.rows, found.scores, has_answer)
     )
     # Of the searched blocks, those that are read alone are taken from disk.
@@ -198,8 +200,8 @@ class OpenQa(Stage):
     rest = jnp.broadcast_to(rest, (len(order), len(rest)))
     whole = jnp.concatenate([order, rest], axis=1)
 
-    def taken(x: AnyArray, places: Int[Array, "b k"]) -> Array:
-      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+    def taken(x: AnyArray, positions: Int[Array, "b k"]) -> Array:
+      index = positions.reshape(*positions.shape, *[1] * (x.ndim - 2))
       return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
 
     return batch._replace(

@@ -142,7 +142,7 @@ class StageContext:
     """Returns the padded tokens of blocks."""
     return self.corpus.gather(rows, self.block_length)
 
-  def places(
+  def candidate_positions(
     self,
     retrieval: Retrieval,
     batch: Batch,
@@ -150,11 +150,12 @@ class StageContext:
     preferred: Bool[np.ndarray, "b n"] | None = None,
     dropped: Bool[np.ndarray, "b n"] | None = None,
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the places of the candidates among blocks that were found.
+    """Returns the positions of the candidates among blocks that were found.
 
     The sources of a query, one or several, and their verbatim copies are known
     by their hashes, in whichever corpus they are. `preferred` is as in
-    `Retrieval.places`; others that are `dropped` go with the sources.
+    `Retrieval.candidate_positions`. Blocks that are `dropped` are treated like
+    sources.
     """
     is_source = np.zeros(rows.shape, bool)
     if retrieval.drop_source:
@@ -163,7 +164,7 @@ class StageContext:
       is_source = (hashes[..., None] == sources).any(axis=-1)
     if dropped is not None:
       is_source |= dropped
-    return np.asarray(retrieval.places(is_source, preferred))
+    return np.asarray(retrieval.candidate_positions(is_source, preferred))
 
   def vectors(
     self, rows: Int[np.ndarray, "b n"]

@@ -39,7 +39,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.retrieval import Retrieval, rows_at
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -207,8 +207,10 @@ class TextToText(Stage):
       gold = None
       if self.read_gold:
         gold = masked_words.has_masked_words(batch, found.rows, corpus)
-      places = context.places(self.retrieval, batch, found.rows, gold)
-      rows = np.asarray(at_places(found.rows, places))
+      positions = context.candidate_positions(
+        self.retrieval, batch, found.rows, gold
+      )
+      rows = np.asarray(rows_at(found.rows, positions))
     view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
     made = TextBatch(
@@ -270,10 +272,10 @@ class TextToText(Stage):
     # The null block, which has no passage, stands where copies left too few.
     is_block = jnp.asarray(batch.candidates.passages).any(axis=-1)
     scores = jnp.where(is_block, scores, -jnp.inf)
-    _, places = lax.top_k(scores, self.num_read)
+    _, positions = lax.top_k(scores, self.num_read)
 
     def taken(x: AnyArray) -> jax.Array:
-      index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+      index = positions.reshape(*positions.shape, *[1] * (x.ndim - 2))
       return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
 
     return batch._replace(candidates=jax.tree.map(taken, batch.candidates))
