@@ -62,11 +62,11 @@ def answer_by_writing(
     )
   results = []
   for number, (question, own) in enumerate(zip(questions, hits, strict=True)):
-    tokens, *figures = jax.tree.map(operator.itemgetter(number), written)
+    tokens, *log_probs = jax.tree.map(operator.itemgetter(number), written)
     texts = [
       reader_texts.written_text(reader, view, ids) for ids in tokens.tolist()
     ]
-    answers = _answers(run, own, texts, *figures)
+    answers = _answers(run, own, texts, *log_probs)
     if given is not None:
       of_given = jax.tree.map(operator.itemgetter(number), asked)
       (chosen,) = _answers(run, own, [given], *of_given)
