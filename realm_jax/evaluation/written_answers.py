@@ -1,9 +1,9 @@
 """Answers of a reader that writes, and how much each block says for them.
 
 For a fused reader, p(y|x) is the likelihood of the text given all blocks at
-once. Beside it stand the likelihoods of the text given each block alone, p(y|z, x), and the
-part p(z|x) p(y|z, x) of each block in their sum, as EMDR² has them. Of a
-reader that reads one by one, p(y|x) is that sum.
+once. Beside it stand the likelihoods of the text given each block alone,
+p(y|z, x), and each block's term p(z|x) p(y|z, x) in the sum of EMDR². For a
+reader that reads the blocks one by one, p(y|x) is this sum.
 """
 
 import dataclasses

@@ -92,12 +92,12 @@ def _open(model_dir, folder, **settings):
     )
     return made.build(function)
 
-  given = {"output_dir": folder, "to": "hf_bert"}
+  arguments = {"output_dir": folder, "to": "hf_bert"}
   opened = [
     lambda: realm_jax.load(model_dir, **settings).ask("who built it?"),
     lambda: realm_jax.load(model_dir, checkpoint_step="best", **settings),
     lambda: TrainedRun.load(configured(RunConfig)),
-    lambda: configured(export_weights, given=given),
+    lambda: configured(export_weights, arguments=arguments),
     lambda: configured(
       evaluation,
       recipe=evaluate._RECIPES,
