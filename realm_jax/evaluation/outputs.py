@@ -90,7 +90,7 @@ class EvaluationShard:
     """
     count, index = self.agreement.count, self.agreement.index
     size = whole_batch(data.batch_size, count * jax.local_device_count())
-    rows = RowGroups(count, (index,)).own_rows(size)
+    rows = RowGroups(count, (index,)).local_rows(size)
     data = dataclasses.replace(data, batch_size=size)
     stream = stream_batches(
       data, positions=rows, shuffle=shuffle, repeat=repeat

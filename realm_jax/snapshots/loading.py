@@ -129,7 +129,7 @@ def load_snapshot(
     else:
       config = config_from(manifest.index_kind, manifest.index_parameters)
       directory = files.root / manifest.index_folder
-      if beside_training and config.needs_own_process:
+      if beside_training and config.needs_separate_process:
         loaded = IsolatedIndex(config, directory, blocks)
       else:
         loaded = config.load(directory, blocks)
