@@ -217,7 +217,7 @@ def test_a_manifest_names_no_class_and_no_place(
 
 def test_a_type_of_numbers_is_one(stranger):
   _plant(stranger, {"retriever.bert.dtype": "trojan.Trojan"})
-  with pytest.raises(ValueError, match="no type of numbers"):
+  with pytest.raises(ValueError, match="no numeric type"):
     realm_jax.load(stranger)
 
 
