@@ -356,7 +356,7 @@ class BertEncoder(nn.Module):
     # Raises an error if there is no vocabulary yet.
     _ = config.separator
     self.word_embeddings, self.position_embeddings, self.type_embeddings = (
-      # Gathered along columns; otherwise the lookup's result is sharded, too.
+      # Gathered along columns; otherwise the lookup's result would be sharded.
       nn.with_logical_constraint(
         self.param(
           f"{name}_embeddings",
