@@ -172,12 +172,12 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
 def best(found: dict[str, Any]) -> list[list[object]]:
   """Returns a row for each target: what was reached, and what was wanted."""
   step = max(found["steps"], key=lambda step: step["part_of_product_rate"])
-  figures = {
+  measured = {
     "step": step["part_of_product_rate"],
     "embedding": found["embedding"]["part_of_product_rate"],
     "compile_seconds": step["compile_seconds"],
   }
-  return [[name, figures[name], wanted] for name, wanted in _TARGETS.items()]
+  return [[name, measured[name], wanted] for name, wanted in _TARGETS.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -250,12 +250,12 @@ class _Comparison:
         RERANK_DEPTH=_RERANK_DEPTH,
         OUTPUT_DIR=output,
       )
-    figures = json.loads((output / METRICS).read_text())
+    metrics = json.loads((output / METRICS).read_text())
     lines = map(json.loads, (output / RETRIEVED).read_text().splitlines())
     # A question has one relevant document.
     first = [line["evidence"][0]["grade"] > 0 for line in lines]
     return {
-      "ndcg_at_10": figures["ndcg_at_10"],
+      "ndcg_at_10": metrics["ndcg_at_10"],
       "recall_at_1": statistics.fmean(first),
     }
 

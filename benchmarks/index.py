@@ -157,7 +157,7 @@ def search(
   CONFIGS.update(peer_indexes.KINDS)
   config = config_from(kind, parameters)
   start = time.perf_counter()
-  if config.needs_own_process:
+  if config.needs_separate_process:
     index = IsolatedIndex(config, saved, blocks)
   else:
     index = config.load(saved, blocks)

@@ -65,7 +65,7 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
 
 
 def measure_bm25(folder: Path) -> dict[str, Any]:
-  """Returns the figures of BM25 over the corpus of a folder."""
+  """Returns the metrics of BM25 over the corpus of a folder."""
   corpus = _corpus(folder, "bm25", "train:8000")
   blocks = Blocks(
     num_blocks=corpus.num_blocks,
@@ -90,7 +90,7 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
 
 
 def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
-  """Returns the figures of a retriever over a folder's corpus.
+  """Returns the metrics of a retriever over a folder's corpus.
 
   None if a command refuses it, as where the vocabulary lacks the script.
   """
@@ -129,12 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     result[language] = {"BM25": measure_bm25(folder)}
     if given.model_dir is not None:
       name = given.model_dir.name
-      if figures := measure_model(folder, given.model_dir):
-        result[language][name] = figures
+      if metrics := measure_model(folder, given.model_dir):
+        result[language][name] = metrics
   rows = [
-    [language, system, *(figures[name] for name in _SHOWN)]
+    [language, system, *(metrics[name] for name in _SHOWN)]
     for language, systems in result.items()
-    for system, figures in systems.items()
+    for system, metrics in systems.items()
   ]
   print(columns([["language", "system", *_SHOWN], *rows]))
   if given.json:

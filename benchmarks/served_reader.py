@@ -72,7 +72,7 @@ def _reader(steps: ReaderSteps, retriever: Step) -> Step:
 
 
 def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
-  """Trains both retrievers, and returns the figures of the report."""
+  """Trains both retrievers, and returns the metrics of the report."""
   import realm_jax
   from harness.served_run import TEMPLATES, ServedRun
   from realm_jax.training.metric_rows import read_rows
@@ -113,7 +113,7 @@ def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
       *(f"{name}-retrieval", "eval_retrieval", made, index),
       QUESTIONS=steps.path("world/questions-test.jsonl"),
     )
-    recall[name] = run(evaluation).figures()["recall_at_5"]
+    recall[name] = run(evaluation).metrics()["recall_at_5"]
   inside, served = (
     [row["retriever_loss"] for row in read_rows(folder / name)] for name in own
   )

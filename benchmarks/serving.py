@@ -27,7 +27,7 @@ from absl import flags as absl_flags
 
 from benchmarks import flags
 from realm_jax.api import load
-from realm_jax.console import figures_table
+from realm_jax.console import name_value_table
 from realm_jax.storage.json_files import write_json
 
 _PATIENCE_SECONDS = 600.0
@@ -98,7 +98,7 @@ def crowd(
 
 
 def measure(given: Any) -> dict[str, Any]:
-  """Serves a run, loads the service, and returns the figures."""
+  """Serves a run, loads the service, and returns the metrics."""
   queries = random_sentences(given, 4096)
   command = [
     *(sys.executable, "-m", "realm_jax.serve"),
@@ -171,10 +171,10 @@ def main() -> None:
     feedback=0,
   )
   absl_flags.FLAGS.mark_as_parsed()
-  figures = measure(given)
-  print(figures_table(figures))
+  metrics = measure(given)
+  print(name_value_table(metrics))
   if given.json:
-    write_json(given.json, figures)
+    write_json(given.json, metrics)
 
 
 if __name__ == "__main__":

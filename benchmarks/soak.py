@@ -117,7 +117,7 @@ def soak(
   counts = {"EXACT": num_faults - of_scann, "SCANN": of_scann}
   unbroken = _run(directory, "unbroken", "EXACT", counts["EXACT"])
   print(f"{unbroken.num_steps} undisturbed steps …", flush=True)
-  result = {"unbroken": _figures(unbroken, ())}
+  result = {"unbroken": _metrics(unbroken, ())}
   if result["unbroken"]["problems"]:
     return result
   step_seconds = result["unbroken"]["seconds"] / unbroken.num_steps
@@ -139,7 +139,7 @@ def soak(
         cycle_seconds=step_seconds * _SAVE_EVERY_STEPS,
         seed=seed,
       )
-      result[name] = _figures(run, planned)
+      result[name] = _metrics(run, planned)
       if not result[name]["problems"] and index == unbroken.index:
         result[name]["differences"] = verdict.differences(unbroken, run)
         result[name] |= _goodput(run, result[name]["restarts"])
@@ -174,7 +174,7 @@ def _draw_faults(
   ]
 
 
-def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
+def _metrics(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   """Does a run, and returns what happened, with the values that JSON knows."""
   began = time.monotonic()
   outcome = finish(run, planned)

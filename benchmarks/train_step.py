@@ -259,7 +259,7 @@ def matmul_gflops_per_second(dtype: str) -> float:
 
 
 def measure_all(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-  """Measures each step in a process of its own; returns figures by system."""
+  """Measures each step in a process of its own; returns metrics by system."""
   sizes = {name: getattr(given, name) for name in SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
   found = {"ours": in_new_process(measure_step, synthetic)}

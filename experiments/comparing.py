@@ -24,9 +24,9 @@ class Comparison:
   Attributes:
     name: Name of the command.
     titles: What the report calls each system.
-    columns: Figures of the report.
+    columns: Metrics of the report.
     worlds: Function that makes the worlds, of further gin files.
-    figures: Function that returns a system's figures in the folder of a seed:
+    measure: Function that returns a system's metrics in the folder of a seed:
       of its name, the folder, the seed, the worlds, the world and gin files.
   """
 
@@ -34,7 +34,7 @@ class Comparison:
   titles: Mapping[str, str]
   columns: Sequence[str]
   worlds: Callable[[Sequence[str]], GeneratedWorlds]
-  figures: Callable[..., dict[str, Any]]
+  measure: Callable[..., dict[str, Any]]
 
   def run(self) -> None:
     """Compares the systems of the flags, and writes and prints the report."""
@@ -67,20 +67,20 @@ class Comparison:
         f"--systems={min(unknown)}; want some of {', '.join(self.titles)}"
       )
     worlds = self.worlds(gin_files)
-    figures: dict[str, list[dict[str, Any]]]
-    figures = {name: [] for name in names or self.titles}
+    results: dict[str, list[dict[str, Any]]]
+    results = {name: [] for name in names or self.titles}
     for seed in range(seeds):
       folder = output_dir / f"seed-{seed}"
       world: World = worlds.prepare(folder, seed)
-      for name, found in figures.items():
+      for name, found in results.items():
         path = folder / f"{name}.json"
         if not path.exists():
-          own = self.figures(name, folder, seed, worlds, world, gin_files)
+          own = self.measure(name, folder, seed, worlds, world, gin_files)
           write_json(path, own)
         found.append(json.loads(path.read_text()))
-    write_json(output_dir / "report.json", figures)
+    write_json(output_dir / "report.json", results)
     rows = [["system", *self.columns]]
-    for name, found in figures.items():
+    for name, found in results.items():
       cells = [
         over_seeds([one[column] for one in found if column in one])
         for column in self.columns

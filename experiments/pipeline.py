@@ -111,7 +111,7 @@ class Step:
     yield self
 
   def is_finished(self) -> bool:
-    """Returns whether its figures, last checkpoint or index are there."""
+    """Returns whether its metrics, last checkpoint or index are there."""
     if self.command.module == "build_memory":
       return self.folder.exists()
     if self.command.module == "evaluate":
@@ -123,8 +123,8 @@ class Step:
     with contextlib.closing(CheckpointStore(self.folder)) as store:
       return store.steps()[-1:] == [self.command.build().num_steps]
 
-  def figures(self) -> dict[str, Any]:
-    """Returns the figures of an evaluation that is finished."""
+  def metrics(self) -> dict[str, Any]:
+    """Returns the metrics of an evaluation that is finished."""
     return json.loads((self.folder / METRICS).read_text())
 
 
@@ -195,7 +195,7 @@ class Steps:
   ) -> Step:
     """Makes the evaluation of a run, over a snapshot if another than its own.
 
-    The figures are written to a folder of `evaluations`.
+    The metrics are written to a folder of `evaluations`.
     """
     folder = self.folder / "evaluations" / name
     paths, needs = {"OUTPUT_DIR": str(folder)}, [run]

@@ -107,11 +107,11 @@ def harmless(text: str) -> str:
   return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def figures_table(figures: Mapping[str, object]) -> str:
-  """Returns a line for each figure, in two aligned columns."""
-  width = max(map(len, figures))
+def name_value_table(values: Mapping[str, object]) -> str:
+  """Returns a line for each value, in two aligned columns."""
+  width = max(map(len, values))
   return "\n".join(
-    f"{name:<{width}}  {_text(value)}" for name, value in figures.items()
+    f"{name:<{width}}  {_text(value)}" for name, value in values.items()
   )
 
 

@@ -3,7 +3,7 @@
 The stage of the run, or a gin file, chooses the evaluation: gin/runs/eval.gin
 answers questions, gin/runs/eval_retrieval.gin retrieves blocks for them, and
 gin/runs/eval_masked.gin, eval_masked_text.gin and eval_statements.gin fill in
-masked words. The figures are printed and written to OUTPUT_DIR, by default
+masked words. The metrics are printed and written to OUTPUT_DIR, by default
 MODEL_DIR/eval (docs/evaluation.md). Several processes share the questions and
 OUTPUT_DIR, and process 0 prints. The same command resumes an evaluation that
 was killed.
@@ -24,9 +24,9 @@ from realm_jax.console import json_flag
 from realm_jax.evaluation.scores import summary_table
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.outputs import Figures
+  from realm_jax.evaluation.outputs import Metrics
 
-_write_json = json_flag("File to which the figures are written as JSON.")
+_write_json = json_flag("File to which the metrics are written as JSON.")
 _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
@@ -52,13 +52,13 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.partitioning.agreement import Agreement
 
   cpu_tuning.keep_freed_memory()
-  figures: Figures | None = evaluate()
-  if figures is None:
+  metrics: Metrics | None = evaluate()
+  if metrics is None:
     return
 
   def report() -> None:
-    _write_json(figures)
-    print(summary_table(figures))
+    _write_json(metrics)
+    print(summary_table(metrics))
 
   # The others wait, so as to fail if process 0 cannot write.
   Agreement("report").on_process_0("report", report)

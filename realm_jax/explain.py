@@ -24,10 +24,10 @@ from absl import flags, logging
 from realm_jax.configuration import command_line
 from realm_jax.console import (
   columns,
-  figures_table,
   for_each_line,
   harmless,
   json_flag,
+  name_value_table,
 )
 from realm_jax.errors import RealmError
 
@@ -140,14 +140,14 @@ def _head(explained: "Result") -> str:
     how = "given" if explained.answer_is_given else "the best"
     pieces = " ".join(explained.wordpieces)
     lines.append(f"y = {explained.answer!r} ({how}; wordpieces: {pieces})")
-  figures = {"p(y|x)": f"{explained.probability:.4g}"}
+  values = {"p(y|x)": f"{explained.probability:.4g}"}
   if explained.utility is not None:
     null = explained.hits[0]
-    figures["p(y|x) by the null block"] = _figure(null.likelihood, ".4g")
-    figures["utility of retrieval"] = f"{explained.utility:+.4f}"
+    values["p(y|x) by the null block"] = _figure(null.likelihood, ".4g")
+    values["utility of retrieval"] = f"{explained.utility:+.4f}"
   made_by = "{checkpoint}, {snapshot}".format_map(explained.source)
-  figures["checkpoint, snapshot"] = made_by
-  lines.append(figures_table(figures))
+  values["checkpoint, snapshot"] = made_by
+  lines.append(name_value_table(values))
   lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
   return "\n".join(lines)
 
@@ -160,9 +160,9 @@ def _candidates_table(explained: "Result") -> str:
   for rank, hit in enumerate(explained.hits, start=int(is_question)):
     block, best = hit.block, hit.best
     mark = " *" if hit.contains_text else ""
-    figures = [_figure(hit.probability)]
+    values = [_figure(hit.probability)]
     if not is_question:
-      figures = [_figure(hit.utility, "+.4f"), _figure(hit.reward, "+.4f")]
+      values = [_figure(hit.utility, "+.4f"), _figure(hit.reward, "+.4f")]
     rows.append(
       [
         f"{rank}. {block.title:.20} [{block.id}]{mark}"
@@ -171,7 +171,7 @@ def _candidates_table(explained: "Result") -> str:
         _figure(hit.weight),
         _figure(hit.likelihood, ".4g"),
         _figure(hit.share),
-        *figures,
+        *values,
         *([f"{best.text:.18}", f"{best.probability:.3g}"] if best else "  "),
       ]
     )

@@ -8,7 +8,7 @@ of an index builder's recipe. It prints whether they fit the chips' memory, and
 a lower bound of the time that they take on sequences of full length. No data
 are needed: how a step packs sequences follows from assumed lengths, or from
 those of the corpus that --corpus_dir names. docs/accelerators.md explains the
-figures.
+costs.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _NUM_BLOCKS = flags.DEFINE_integer(
 )
 # Names of data, which a recipe leaves to the command line. A run keeps them.
 _NO_DATA = "gin/runs/precompile.gin"
-_write_json = json_flag("File to which the figures are written as JSON.")
+_write_json = json_flag("File to which the costs are written as JSON.")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -3,11 +3,12 @@
 The gin file chooses the stage: inverse cloze, reading, REALM pre-training or
 open QA. The files under gin/runs/ say what each needs.
 
-MODEL_DIR keeps the configuration, so that other commands take `--model_dir`
-alone. So does this one, to resume a run as it was configured.
+MODEL_DIR keeps the configuration. To resume a run, or to use any other command
+on it, pass `--model_dir` alone.
 
-The process that is started restarts the one that trains, until the run is
-complete (`realm_jax/supervisor.py`). With `--max_restarts=0` it trains itself.
+The command starts a second process, which trains, and restarts it until the run
+is complete (`realm_jax/supervisor.py`). With `--max_restarts=0` it trains in
+its own process.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
   cpu_tuning.disable_async_dispatch()
   config = command_line.configured("realm_jax.training.config:TrainConfig")()
   cpu_tuning.keep_freed_memory()
-  # Once the settings are right: it imports TensorFlow.
+  # Imported late, because it imports TensorFlow: wrong settings fail fast.
   from realm_jax.training import trainer
 
   result = trainer.train(config)
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  # First, because the supervisor has no use for jax, gin and their memory.
+  # Before other imports: the supervisor needs neither jax nor gin in memory.
   supervisor.supervise_this_command("checkpoints")
   from realm_jax.configuration import command_line
 

@@ -94,14 +94,14 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
     kept = tmp_path / "kept.gin"
     kept.write_text(f'include "{_MODEL}"\nCORPUS_DIR = "corpus"\n')
     files.insert(0, str(kept))
-  given = dict(_GIVEN.get(command.module, {}))
+  arguments = dict(_GIVEN.get(command.module, {}))
   if function.endswith(":export_vectors"):
-    del given["to"]
+    del arguments["to"]
   configuration.parsed(
     pkgutil.resolve_name(function) if function else None,
     files,
     command.bindings,
-    given=given,
+    arguments=arguments,
   )
 
 

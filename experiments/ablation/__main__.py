@@ -42,7 +42,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _JSON = flags.DEFINE_string(
   "json",
   None,
-  "File of the figures, beside which the report is written; by default "
+  "File of the results, beside which the report is written; by default "
   "OUTPUT_DIR/ablation.json.",
 )
 _DRY_RUN = flags.DEFINE_bool(
@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> None:
   with sole_process(folder, "ablation", advice=advice):
     for plan in plans:
       plan.execute()
-  figures = {"seeds": seeds, "commit": commit(), **report.figures_of(plan)}
+  results = {"seeds": seeds, "commit": commit(), **report.collect_results(plan)}
   path = Path(_JSON.value or folder / "ablation.json")
-  write_json(path, figures)
-  print(f"\n{report.write_report(path.parent, plan.metrics, figures)}")
+  write_json(path, results)
+  print(f"\n{report.write_report(path.parent, plan.metrics, results)}")
 
 
 if __name__ == "__main__":

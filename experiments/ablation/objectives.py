@@ -12,7 +12,7 @@ same reader. Three plans follow each other:
    many seconds.
 
 A seed has a folder of its own: `snapshots/ROW` has the blocks as the last
-checkpoint of a row embeds them, and `evaluations/ROW` its figures.
+checkpoint of a row embeds them, and `evaluations/ROW` its metrics.
 """
 
 import dataclasses
@@ -304,7 +304,7 @@ class ObjectivesConfig(AblationConfig):
     recalls = {}
     for row in planned:
       (results,) = plan.results[row.name]
-      recalls[row.name] = results["statements"].figures()["recall_at_1"]
+      recalls[row.name] = results["statements"].metrics()["recall_at_1"]
     settings = {}
     for name, own in tried.items():
       found = [recalls[row.name] for row in own]

@@ -239,7 +239,7 @@ class Plan:
   """The steps of all seeds that rows need.
 
   Attributes:
-    rows, metrics: Rows and figures of the report.
+    rows, metrics: Rows and metrics of the report.
     folder, seeds: Folder of all seeds, and the folder of each, by seed.
     uses: Steps, in an order in which they can be made, with the names of the
       rows that share them; those of one seed stand together.

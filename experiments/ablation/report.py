@@ -1,4 +1,4 @@
-"""The figures of rows, over seeds and compared with REALM, and their report."""
+"""The results of rows, over seeds and compared with REALM, and their report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,13 +39,13 @@ _Row = Mapping[str, Any]
 _Seeds = Sequence[Float[np.ndarray, "_"]]
 
 
-def figures_of(plan: Plan) -> dict[str, Any]:
-  """Returns the figures of a plan's rows, as JSON.
+def collect_results(plan: Plan) -> dict[str, Any]:
+  """Returns the results of a plan's rows, as JSON.
 
   Returns:
     `rows`, REALM's first, and for each row its `name`, `title`, `part`, what
-    is `published`, its `training`, and `metrics` as `row_figures` makes them,
-    with `holm_p_value` over all rows, and whether the row `is_better` than its
+    is `published`, its `training`, and `metrics` from `row_statistics`, with
+    `holm_p_value` over all rows, and whether the row `is_better` than its
     reference: by a p-value below 0.01 and in each of several seeds.
 
   Raises:
@@ -69,7 +69,7 @@ def figures_of(plan: Plan) -> dict[str, Any]:
       )
       if here and there:
         pairs = [*map(paired_scores, there, here)]
-        metrics[metric.name] = row_figures(
+        metrics[metric.name] = row_statistics(
           [second[metric.score] for _, second in pairs],
           [first[metric.score] for first, _ in pairs],
         )
@@ -98,12 +98,12 @@ def figures_of(plan: Plan) -> dict[str, Any]:
       for row in found[1:]
       if metric.name in row["metrics"]
     ]
-    corrected = holm([figures["p_value"] for figures in compared])
-    for figures, p_value in zip(compared, corrected, strict=True):
-      num_seeds = len(figures["by_seed"])
-      figures["holm_p_value"] = p_value
-      figures["is_better"] = (
-        p_value < _SIGNIFICANT and figures["seeds_better"] == num_seeds > 1
+    corrected = holm([statistics["p_value"] for statistics in compared])
+    for statistics, p_value in zip(compared, corrected, strict=True):
+      num_seeds = len(statistics["by_seed"])
+      statistics["holm_p_value"] = p_value
+      statistics["is_better"] = (
+        p_value < _SIGNIFICANT and statistics["seeds_better"] == num_seeds > 1
       )
   return {"rows": found}
 
@@ -132,8 +132,8 @@ def num_collapsed(scores: Sequence[float], start: Sequence[float]) -> str:
   return f"{fallen} of {len(scores)}"
 
 
-def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
-  """Returns the figures of a row, given each question's score, by seed.
+def row_statistics(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
+  """Returns the statistics of a row, given each question's score, by seed.
 
   Returns:
     `by_seed`, the mean of each seed; `mean` and `standard_deviation` of these,
@@ -161,13 +161,13 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
 
 
 def write_report(
-  output_dir: Path, metrics: Sequence[Metric], figures: Mapping[str, Any]
+  output_dir: Path, metrics: Sequence[Metric], results: Mapping[str, Any]
 ) -> str:
   """Writes ablation.md and the plots, and returns tables for a terminal.
 
-  `figures` are those of `figures_of`, with the `seeds` and the `commit`.
+  `results` are those of `collect_results`, with the `seeds` and the `commit`.
   """
-  rows = figures["rows"]
+  rows = results["rows"]
   metrics = [m for m in metrics if m.name in rows[0]["metrics"]]
   plots = _write_plots(output_dir, metrics, rows)
   tables = {metric.title: _cells(rows, metric) for metric in metrics}
@@ -179,7 +179,7 @@ def write_report(
     ]
     sections = {"Training": markdown([["", *names], *training]), **sections}
   with atomic_text_file(output_dir / REPORT) as file:
-    made = f"{len(figures['seeds'])} seeds, commit {figures['commit']}."
+    made = f"{len(results['seeds'])} seeds, commit {results['commit']}."
     file.write(f"# Ablation\n\n{made} {_INTRODUCTION}\n")
     for title, table in sections.items():
       file.write(f"\n## {title}\n\n{table}\n")
@@ -194,25 +194,25 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
   header = [metric.title, "mean", "sd", "difference", "interval", "p", "Holm"]
   cells = [[*header, "seeds", "", "paper"]]
   for row in rows:
-    if (figures := row["metrics"].get(metric.name)) is None:
+    if (statistics := row["metrics"].get(metric.name)) is None:
       continue
-    deviation = figures["standard_deviation"]
-    low, high = figures["difference_interval"]
+    deviation = statistics["standard_deviation"]
+    low, high = statistics["difference_interval"]
     compared = [""] * 6
     if row is not rows[0]:
       compared = [
-        f"{figures['difference']:+.3f}",
+        f"{statistics['difference']:+.3f}",
         f"[{low:+.3f}, {high:+.3f}]",
-        f"{figures['p_value']:.4f}",
-        f"{figures['holm_p_value']:.4f}",
-        f"{figures['seeds_better']} of {len(figures['by_seed'])}",
-        "better" if figures["is_better"] else "",
+        f"{statistics['p_value']:.4f}",
+        f"{statistics['holm_p_value']:.4f}",
+        f"{statistics['seeds_better']} of {len(statistics['by_seed'])}",
+        "better" if statistics["is_better"] else "",
       ]
     paper = row["published"].get(metric.name)
     cells.append(
       [
         row["title"],
-        f"{figures['mean']:.3f}",
+        f"{statistics['mean']:.3f}",
         "" if deviation is None else f"{deviation:.3f}",
         *compared,
         "" if paper is None else f"{paper / 100:.3f}",
@@ -265,10 +265,10 @@ def _write_plots(
       axes.remove()
     for axes, metric in zip(panels.flat, shown, strict=False):
       for place, row in enumerate(own):
-        if figures := row["metrics"].get(metric.name):
-          seeds = figures["by_seed"]
-          axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
-          axes.plot(figures["interval"], [place] * 2, "tab:orange", lw=3)
+        if statistics := row["metrics"].get(metric.name):
+          seeds = statistics["by_seed"]
+          axes.barh(place, statistics["mean"], color="tab:blue", alpha=0.6)
+          axes.plot(statistics["interval"], [place] * 2, "tab:orange", lw=3)
           axes.plot(seeds, [place] * len(seeds), "k.", zorder=3)
       axes.set_yticks(range(len(own)), [row["title"] for row in own])
       axes.set_ylim(len(own) - 0.5, -0.5)

@@ -35,7 +35,7 @@ class Row:
     recipe: Recipe of what trains the retriever in place of pre-training.
     from_inverse_cloze: Whether pre-training starts from inverse cloze.
     reference: Name of the row with which it is compared.
-    published: The paper's figures (Table 2, development set of NQ), in
+    published: The paper's scores (Table 2, development set of NQ), in
       percent, by their names in the report.
   """
 

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
   cpu_tuning.keep_freed_memory()
   advice = "stop it, or choose another --output_dir"
   with sole_process(output_dir, "demo", advice=advice):
-    figures = stages.run_demo(stages.Demo(output_dir, gin_files))
-  print(report.write(output_dir, figures))
+    results = stages.run_demo(stages.Demo(output_dir, gin_files))
+  print(report.write(output_dir, results))
 
 
 if __name__ == "__main__":

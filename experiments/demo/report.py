@@ -19,13 +19,13 @@ _NUM_SENTENCES = 5
 _NUM_BLOCKS = 3
 
 
-def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
+def write(output_dir: Path, results: Mapping[str, Any]) -> str:
   """Writes report.json and report.md, and returns the table.
 
   The directory holds what the demo's runs have written, and
-  `stages.run_demo` returns the figures.
+  `stages.run_demo` returns the results.
   """
-  rows = _rows(figures)
+  rows = _rows(results)
   paragraphs = [
     "# The demo's report",
     markdown([("what", "figure", ""), *rows]),
@@ -34,28 +34,28 @@ def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
     *_side_by_side(output_dir),
   ]
   (output_dir / "report.md").write_text("\n\n".join(paragraphs) + "\n")
-  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
+  (output_dir / "report.json").write_text(json.dumps(results, indent=2) + "\n")
   return f"\n{columns(rows)}\n\nreport: {output_dir / 'report.md'}"
 
 
-def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _rows(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   """Returns what was measured, its figure, and a remark, for each row."""
 
   def open_qa(name: str) -> str:
-    em = figures[name]["exact_match"]
-    return f"EM {em:.3f}   {recalls(figures[name])}"
+    em = results[name]["exact_match"]
+    return f"EM {em:.3f}   {recalls(results[name])}"
 
   def recalls(found: Mapping[str, float]) -> str:
     at_1, at_5 = found["recall_at_1"], found["recall_at_5"]
     return f"recall@1 {at_1:.3f}   recall@5 {at_5:.3f}"
 
-  statements = figures["statements"]
-  better = figures["inverse_cloze_baseline"]["retriever"].replace("_", " ")
-  masked, edited = figures["masked_accuracy"], figures["edited_facts"]
+  statements = results["statements"]
+  better = results["inverse_cloze_baseline"]["retriever"].replace("_", " ")
+  masked, edited = results["masked_accuracy"], results["edited_facts"]
   with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
   null_only = f"accuracy {masked['null_only']:.3f}"
   followed = f"{edited['followed']} of {edited['known']} answers follow"
-  swapped = str(figures["snapshots_swapped"])
+  swapped = str(results["snapshots_swapped"])
   return [
     ("REALM", open_qa("realm"), "test questions"),
     ("same reader, random blocks", open_qa("random_blocks"), "control"),
@@ -68,7 +68,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("masked names, null block alone", null_only, "control"),
     ("known facts edited in the corpus", followed, "nothing trained"),
     ("snapshots swapped in", swapped, "pre-training"),
-    ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
+    ("wall time", f"{results['wall_seconds']:.0f} s", ""),
   ]
 
 

@@ -59,8 +59,8 @@ class Demo(Steps):
       QUESTIONS=self.path(f"world/{questions}.jsonl"),
       CHECKPOINT_STEP=checkpoint,
     )
-    figures = run(evaluation).figures()
-    return {name: figures[name] for name in _RECALLS}
+    metrics = run(evaluation).metrics()
+    return {name: metrics[name] for name in _RECALLS}
 
   def answers(self, name: str, of: Step, **bindings: Any) -> dict[str, float]:
     """Evaluates open QA on the test questions."""
@@ -68,8 +68,8 @@ class Demo(Steps):
     evaluation = self.evaluate(
       *(name, "eval", of), QUESTIONS=questions, **bindings
     )
-    figures = run(evaluation).figures()
-    return {name: figures[name] for name in ("exact_match", *_RECALLS)}
+    metrics = run(evaluation).metrics()
+    return {name: metrics[name] for name in ("exact_match", *_RECALLS)}
 
   def open_qa(
     self,
@@ -117,7 +117,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   rows = read_rows(realm.folder)
   last = rows[-1]["step"]
   run(demo.build_index(realm, CHECKPOINT_STEP=last))
-  masked = run(demo.evaluate("masked", "eval_masked", realm)).figures()
+  masked = run(demo.evaluate("masked", "eval_masked", realm)).metrics()
   _announce("Control: inverse cloze goes on for as many seconds")
   # The first step is compiled.
   own, others = (

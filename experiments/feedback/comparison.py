@@ -191,7 +191,7 @@ def health(url: str) -> dict[str, Any]:
     return json.load(reply)
 
 
-def _figures(
+def _measure(
   name: str,
   folder: Path,
   seed: int,
@@ -199,7 +199,7 @@ def _figures(
   world: World,
   gin_files: Sequence[str],
 ) -> dict[str, Any]:
-  """Runs a system for its time, and returns the figures of its rewards."""
+  """Runs a system for its time, and returns the metrics of its rewards."""
   del worlds
   steps, seconds = FeedbackSteps(folder, seed, gin_files), flags.FLAGS.seconds
   start, agent_run = steps.start()
@@ -249,7 +249,7 @@ COMPARISON = Comparison(
     *("refresh_seconds", "steps", "lists"),
   ),
   demo_worlds,
-  _figures,
+  _measure,
 )
 
 

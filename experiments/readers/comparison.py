@@ -19,7 +19,7 @@ from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
 _JUDGED = "judged.jsonl"
-_FIGURES = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
+_METRICS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
 
 
 class Contender(NamedTuple):
@@ -100,8 +100,8 @@ class ReaderSteps(Steps):
     }
     super().__init__(folder, recipes, str(folder / CORPUS), always)
 
-  def figures(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
-    """Trains and evaluates the contender, and returns its figures."""
+  def metrics(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
+    """Trains and evaluates the contender, and returns its metrics."""
     reads = "closed_book" not in self.contender.stages
     retriever = before = None
     if reads:
@@ -131,12 +131,12 @@ class ReaderSteps(Steps):
       QUESTIONS=self.path("world/questions-test.jsonl"),
       CANDIDATES="index" if reads else "none",
     )
-    found = {**run(evaluation).figures(), "cpu_seconds": round(seconds)}
+    found = {**run(evaluation).metrics(), "cpu_seconds": round(seconds)}
     if reads:
       edited = follow_edits(self, worlds, world, before, checkpoint)
       found["followed"] = edited["followed"] / max(edited["known"], 1)
-    figures = {name: found[name] for name in _FIGURES if name in found}
-    return {**figures, "steps": steps}
+    metrics = {name: found[name] for name in _METRICS if name in found}
+    return {**metrics, "steps": steps}
 
   def stage(
     self, stage: str, retriever: Step | None, reader: Step | None
@@ -165,7 +165,7 @@ class ReaderSteps(Steps):
     return self.train(name, stage, starts, reader, builder, **given)
 
 
-def _figures(
+def _measure(
   name: str,
   folder: Path,
   seed: int,
@@ -173,13 +173,13 @@ def _figures(
   world: World,
   gin_files: Sequence[str],
 ) -> dict[str, Any]:
-  return ReaderSteps(name, folder, seed, gin_files).figures(worlds, world)
+  return ReaderSteps(name, folder, seed, gin_files).metrics(worlds, world)
 
 
 COMPARISON = Comparison(
   "readers",
   {name: contender.title for name, contender in CONTENDERS.items()},
-  _FIGURES,
+  _METRICS,
   lambda gin_files: demo_worlds([str(_GIN / "readers/world.gin"), *gin_files]),
-  _figures,
+  _measure,
 )

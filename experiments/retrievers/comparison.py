@@ -69,7 +69,7 @@ class RetrieverSteps(Steps):
       self.build_index(of, name, CHECKPOINT_STEP=step),
       QUESTIONS=self.path("world/questions-test.jsonl"),
     )
-    found = run(evaluation).figures()
+    found = run(evaluation).metrics()
     return {name: found[name] for name in _METRICS}
 
 
@@ -129,7 +129,7 @@ _SYSTEMS: Mapping[
 }
 
 
-def _figures(
+def _measure(
   name: str,
   folder: Path,
   seed: int,
@@ -146,5 +146,5 @@ COMPARISON = Comparison(
   {name: title for name, (title, _) in _SYSTEMS.items()},
   (*_METRICS, "cpu_seconds"),
   demo_worlds,
-  _figures,
+  _measure,
 )

@@ -72,7 +72,7 @@ class TwoHopSteps(Steps):
     """Returns the command that builds the index of a run as it goes on."""
     return self.command("build_index", recipe, self.folder / name)
 
-  def figures_of(
+  def metrics_of(
     self, name: str, recipe: str, of: Step, snapshot: Step | None = None
   ) -> dict[str, float]:
     """Evaluates a run on the test questions of two hops, and of one."""
@@ -82,11 +82,11 @@ class TwoHopSteps(Steps):
         *(f"{name}/{questions}", recipe, of, snapshot),
         QUESTIONS=self.world(questions),
       )
-      figures = run(evaluation).figures()
+      metrics = run(evaluation).metrics()
       if questions == _SINGLE:
-        found["exact_match_one_hop"] = figures["exact_match"]
+        found["exact_match_one_hop"] = metrics["exact_match"]
       else:
-        found["exact_match"] = figures["exact_match"]
+        found["exact_match"] = metrics["exact_match"]
         found["path_recall"] = _path_recall(
           evaluation.folder / PREDICTIONS, Path(self.world(_CHAINS))
         )
@@ -122,7 +122,7 @@ def _path_recall(predictions: Path, questions: Path) -> float:
 
 def _start(steps: TwoHopSteps) -> dict[str, float]:
   """What all others start from."""
-  return steps.figures_of("start", "eval_one_hop", steps.start())
+  return steps.metrics_of("start", "eval_one_hop", steps.start())
 
 
 def _one_hop(steps: TwoHopSteps) -> dict[str, float]:
@@ -134,7 +134,7 @@ def _one_hop(steps: TwoHopSteps) -> dict[str, float]:
     TRAIN_QUESTIONS=steps.world(_TRAIN),
   )
   seconds = run_in_cpu_seconds(made)
-  found = steps.figures_of(name, "eval_one_hop", made)
+  found = steps.metrics_of(name, "eval_one_hop", made)
   return found | {"cpu_seconds": seconds}
 
 
@@ -143,7 +143,7 @@ def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
   made = _two_hop_run(steps)
   seconds = run_in_cpu_seconds(made)
   snapshot = steps.last_snapshot(made, _BUILDER)
-  found = steps.figures_of("two_hops", "eval_two_hops", made, snapshot)
+  found = steps.metrics_of("two_hops", "eval_two_hops", made, snapshot)
   return found | {"cpu_seconds": seconds}
 
 
@@ -152,7 +152,7 @@ def _bm25(steps: TwoHopSteps) -> dict[str, float]:
   made = _two_hop_run(steps)
   run_in_cpu_seconds(made)
   snapshot = steps.last_snapshot(made, f"{_BUILDER}_bm25")
-  return steps.figures_of("bm25", "eval_two_hops", made, snapshot)
+  return steps.metrics_of("bm25", "eval_two_hops", made, snapshot)
 
 
 def _two_hop_run(steps: TwoHopSteps) -> Step:
@@ -178,8 +178,8 @@ def _path_retriever(steps: TwoHopSteps) -> dict[str, float]:
     *(name, name, found, start), steps.first_snapshot(name), **gold
   )
   seconds += run_in_cpu_seconds(made)
-  figures = steps.figures_of("paths", "eval_paths", made)
-  return figures | {"cpu_seconds": seconds}
+  metrics = steps.metrics_of("paths", "eval_paths", made)
+  return metrics | {"cpu_seconds": seconds}
 
 
 _SYSTEMS: Mapping[str, tuple[str, Callable[[TwoHopSteps], dict[str, float]]]]
@@ -192,7 +192,7 @@ _SYSTEMS = {
 }
 
 
-def _figures(
+def _measure(
   name: str,
   folder: Path,
   seed: int,
@@ -211,5 +211,5 @@ COMPARISON = Comparison(
   lambda gin_files: demo_worlds(
     [str(_GIN / "two_hops/world.gin"), _LENGTHS, *gin_files]
   ),
-  _figures,
+  _measure,
 )

@@ -18,7 +18,7 @@ from realm_jax.text.vocabulary import MASK
 FOLDER = "word_memory"
 _STATEMENTS = f"{FOLDER}/statements"
 _CORPORA = {"before": CORPUS, "after": f"{FOLDER}/corpus"}
-_FIGURES = {"perplexity": "perplexity", "accuracy": "masked_accuracy"}
+_METRICS = {"perplexity": "perplexity", "accuracy": "masked_accuracy"}
 _NUM_EDITS, _MOST_ROWS = 300, 32
 
 
@@ -44,11 +44,11 @@ def report(demo: Demo, realm: Step, closed: Step) -> str:
   """Edits facts, and evaluates both runs before and after."""
   queries = _edit(demo)
   rows = [["edited facts"]]
-  rows[0] += [f"{name} {when}" for name in _FIGURES for when in _CORPORA]
+  rows[0] += [f"{name} {when}" for name in _METRICS for when in _CORPORA]
   for title, of in (("closed book", run(closed)), ("REALM", realm)):
-    found = _figures(demo, of, queries, has_index=of is realm)
+    found = _measure(demo, of, queries, has_index=of is realm)
     for suffix, memory in (("", "without"), (" + kNN", "with")):
-      names = [f"{name}_{memory}_memory" for name in _FIGURES.values()]
+      names = [f"{name}_{memory}_memory" for name in _METRICS.values()]
       cells = [f"{one[name]:.3f}" for name in names for one in found]
       rows.append([title + suffix, *cells])
   return markdown(rows)
@@ -87,7 +87,7 @@ def tag(text: str, title: str) -> list[Span]:
   return [Span(*found.span(), "answer")] if found else []
 
 
-def _figures(
+def _measure(
   demo: Demo, of: Step, queries: dict[str, Value], *, has_index: bool
 ) -> list[dict[str, float]]:
   """Evaluates a run before and after, with and without its memory."""
@@ -110,5 +110,5 @@ def _figures(
       snapshot = demo.build_index(of, f"{name}-snapshots", **own)
     own = {**given, **queries, "MEMORY": memory}
     evaluation = demo.evaluate(name, "eval_masked", of, snapshot, **own)
-    found.append(run(evaluation).figures())
+    found.append(run(evaluation).metrics())
   return found

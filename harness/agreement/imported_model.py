@@ -184,10 +184,10 @@ def named_as_ours(
     tensors: Tensors of the other system, such as gradients.
   """
   return {
-    place.path: tensors[name].T if place.is_transposed else tensors[name]
-    for place in name_maps.places(mapped.table, mapped.source.system)
-    for name in place.names
-    if name in tensors and place.path.startswith(tuple(mapped.parts))
+    entry.path: tensors[name].T if entry.is_transposed else tensors[name]
+    for entry in name_maps.mapped_tensors(mapped.table, mapped.source.system)
+    for name in entry.names
+    if name in tensors and entry.path.startswith(tuple(mapped.parts))
   }
 
 

@@ -29,7 +29,7 @@ from realm_jax.models.packing import (
 from realm_jax.models.sequences import Sequences, padded
 from realm_jax.models.t5 import T5, cross_attention, log_likelihood
 from realm_jax.weights.mapped_weights import flattened
-from realm_jax.weights.name_maps import places
+from realm_jax.weights.name_maps import mapped_tensors
 from realm_jax.weights.t5 import read_t5, table_of
 
 VARIANTS = ("v1_0", "v1_1")
@@ -78,9 +78,9 @@ def compare_variant(folder: Path, variant: str) -> Iterator[Row]:
     expected["encoded"].reshape(encoded.shape)[is_token],
   )
   their_gradient = {
-    place.path: array.T if place.is_transposed else array
-    for place in places(table_of(config), "torch")
-    for name in place.names
+    entry.path: array.T if entry.is_transposed else array
+    for entry in mapped_tensors(table_of(config), "torch")
+    for name in entry.names
     if (array := expected.get(f"gradient/{name}")) is not None
   }
   for layout, sequences in (

@@ -123,21 +123,21 @@ class Bindings:
       )
     self.parameters.setdefault((scope, target), {})[name] = value
 
-  def build(self, target: Target, **given: Any) -> Any:
-    """Calls a class or function with what is given and what is bound."""
+  def build(self, target: Target, **arguments: Any) -> Any:
+    """Calls a class or function with these and all bound arguments."""
     is_root = target is self.root.target
     one = self.root if is_root else Reference(target)
-    return self.configured(one, **given)()
+    return self.configured(one, **arguments)()
 
   def configured(
-    self, one: Reference, *given: Any, **named: Any
+    self, one: Reference, *args: Any, **kwargs: Any
   ) -> Callable[[], Any]:
-    """Returns what is referred to with its arguments, before it is called."""
+    """Returns the target of a reference with its arguments, not yet called."""
     signature = inspect.signature(one.target)
-    taken = signature.bind_partial(*given, **named).arguments
+    taken = signature.bind_partial(*args, **kwargs).arguments
     try:
-      made = {
-        of.name: self.resolved(of.value, self._made, one.scope)
+      bound = {
+        of.name: self.resolved(of.value, self._build, one.scope)
         for of in self.parameters_of(one)
         if of.name not in taken and of.value is not UNBOUND
       }
@@ -145,12 +145,12 @@ class Bindings:
       raise ConfigurationError(
         f"what {one.target.__name__} is made of refers to itself"
       ) from error
-    return functools.partial(one.target, *given, **named, **made)
+    return functools.partial(one.target, *args, **kwargs, **bound)
 
-  def _made(self, one: Reference) -> Any:
+  def _build(self, one: Reference) -> Any:
     if one.is_called:
       return self.configured(one)()
-    return lambda *given, **named: self.configured(one, *given, **named)()
+    return lambda *args, **kwargs: self.configured(one, *args, **kwargs)()
 
   def resolved(
     self, value: Any, make: Callable[[Reference], Any], scope: str = ""

@@ -149,7 +149,7 @@ def configured(
   *,
   recipe: Recipe | None = None,
   waits: bool = False,
-  **given: Any,
+  **arguments: Any,
 ) -> Callable[[], Any]:
   """Returns a function or class with its arguments, by the command line.
 
@@ -158,7 +158,7 @@ def configured(
   Args:
     function: What is called, or its place, as `parsed` takes it.
     recipe, waits: As `parsed` takes them.
-    **given: Arguments that the command line does not configure.
+    **arguments: Arguments that the command line does not configure.
 
   Raises:
     ConfigurationError: There are neither a run nor gin files; or as `parsed`.
@@ -182,7 +182,7 @@ def configured(
     corpus_dir=corpus_dir,
     recipe=recipe,
     modules=_MODULES.value,
-    given=given,
+    arguments=arguments,
     waits=waits and not shows_names,
     checks=not shows_names,
   )

@@ -162,7 +162,7 @@ def parsed(
   corpus_dir: epath.PathLike | None = None,
   recipe: Recipe | None = "",
   modules: Iterable[str] = (),
-  given: Mapping[str, Any] | None = None,
+  arguments: Mapping[str, Any] | None = None,
   waits: bool = False,
   checks: bool = True,
 ) -> Bindings:
@@ -180,7 +180,7 @@ def parsed(
     recipe: Recipe over which the others are read; None for a command that
       makes the run, or continues it by the whole configuration.
     modules: Modules to import, in which classes may be that a run names.
-    given: Arguments of the function that nothing configures.
+    arguments: Arguments of the function that nothing configures.
     waits: Whether to wait for the run's trainer to start.
     checks: Whether all that is required must be bound, and to the right types.
 
@@ -190,28 +190,28 @@ def parsed(
       or the run keeps nothing, or no recipe is for its stage, or its corpus is
       not there.
   """
-  made, run = Bindings(modules), None
+  merged, run = Bindings(modules), None
   try:
-    for module in made.modules:
+    for module in merged.modules:
       importlib.import_module(module)
     if model_dir is not None and not (sources and recipe is None):
       run = _kept_by_run(model_dir, sources, waits)
     # Without a run, sources stand for the recipe as well.
     if model_dir is not None or not sources:
       own = _read(Bindings(modules), sources)
-      made.modules |= own.modules
-      _read(made, _recipe_of(run, recipe, own))
+      merged.modules |= own.modules
+      _read(merged, _recipe_of(run, recipe, own))
     if run is not None:
-      run.bind(made, is_whole=recipe is None)
-    _read(made, sources)
+      run.bind(merged, is_whole=recipe is None)
+    _read(merged, sources)
     if isinstance(function, str):
       function = pkgutil.resolve_name(function)
-    if function is not None and function is not made.root.target:
-      made.root = Reference(function)
-    for name, value in (given or {}).items():
-      made.bind("", made.root.target, name, value)
+    if function is not None and function is not merged.root.target:
+      merged.root = Reference(function)
+    for name, value in (arguments or {}).items():
+      merged.bind("", merged.root.target, name, value)
     # A binding may replace what has a name by what has none.
-    known = {*made.used_names()}
+    known = {*merged.used_names()}
     values = {}
     for binding in bindings:
       name, _, value = (part.strip() for part in binding.partition("="))
@@ -225,11 +225,11 @@ def parsed(
       if path is not None:
         values[name] = repr(str(path))
     lines = [_readable(name, value) for name, value in values.items()]
-    _read(made, map(io.StringIO, lines))
+    _read(merged, map(io.StringIO, lines))
     if checks:
-      _require_names(made, values, known)
-      _require_types(made)
-    return made
+      _require_names(merged, values, known)
+      _require_types(merged)
+    return merged
   except RecursionError as error:
     raise ConfigurationError("a name refers to itself") from error
   except _GIN_ERRORS as error:
@@ -310,18 +310,20 @@ def _readable(name: str, value: str) -> str:
 
 
 def _require_names(
-  made: Bindings, given: Mapping[str, str], before: set[str]
+  bindings: Bindings, overrides: Mapping[str, str], before: set[str]
 ) -> None:
-  """Checks that what is given binds used names, and that all have values.
+  """Checks that overrides bind names in use, and that all names have values.
 
-  Names that are used no more, but were `before` it, may be given.
+  An override may bind a name that was in use only `before` the overrides.
   """
-  used, values = made.used_names(), made.names
+  used, values = bindings.used_names(), bindings.names
   missing = {name for name, is_needed in used.items() if is_needed} - {*values}
   missing |= {name for name, value in values.items() if value == REQUIRED}
-  unset = [one.where for one in made.all_parameters() if one.value == REQUIRED]
+  unset = [
+    one.where for one in bindings.all_parameters() if one.value == REQUIRED
+  ]
   known = before | {*used}
-  for name, value in given.items():
+  for name, value in overrides.items():
     if "." not in name and name not in known:
       near = ", ".join(difflib.get_close_matches(name, known))
       advice = f"did you mean {near}?" if near else "--gin_help shows the names"
@@ -331,7 +333,7 @@ def _require_names(
     if value.startswith("%") and value[1:] in missing - before:
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
-        + " or ".join(_objects(made) or sorted(f"%{one}" for one in values))
+        + " or ".join(_objects(bindings) or sorted(f"%{one}" for one in values))
       )
   if missing or unset:
     listed = [*sorted(missing), *unset]
@@ -343,10 +345,10 @@ def _require_names(
     raise ConfigurationError(f"no value for {', '.join(listed)}; {advice}")
 
 
-def _require_types(made: Bindings) -> None:
+def _require_types(bindings: Bindings) -> None:
   """Checks bound values against the annotations of their parameters."""
-  for use in made.all_parameters():
-    value = made.resolved(use.value, lambda _: settings.UNKNOWN)
+  for use in bindings.all_parameters():
+    value = bindings.resolved(use.value, lambda _: settings.UNKNOWN)
     if value is UNBOUND or settings.accepts(use.annotation, value):
       continue
     wanted = settings.describe(use.annotation)
@@ -354,10 +356,10 @@ def _require_types(made: Bindings) -> None:
       inspect.isclass(part) and part.__module__.startswith("realm_jax.")
       for part in settings.parts(use.annotation)
     ):
-      wanted += f", such as one of {', '.join(_objects(made))}"
+      wanted += f", such as one of {', '.join(_objects(bindings))}"
     name, bound = use.key, use.value
     while isinstance(bound, Name):
-      name, bound = bound.name, made.names[bound.name]
+      name, bound = bound.name, bindings.names[bound.name]
     said = f"{use.where}={value!r}: want {wanted}"
     if name is not None:
       said = f"{name}={value!r}: {use.where} wants {wanted}; pass "
@@ -365,7 +367,7 @@ def _require_types(made: Bindings) -> None:
     raise ConfigurationError(said)
 
 
-def _objects(made: Bindings) -> list[str]:
+def _objects(bindings: Bindings) -> list[str]:
   """Returns the names of objects, as `%NAME`."""
-  bound = made.names.items()
+  bound = bindings.names.items()
   return sorted(f"%{name}" for name, one in bound if isinstance(one, Reference))

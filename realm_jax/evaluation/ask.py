@@ -46,7 +46,7 @@ def ask(
   Args:
     run: Run of open QA, whose configuration says how many blocks are read.
     questions: Questions, any number.
-    answer: Answer that the figures are to be of; None takes the best one.
+    answer: Answer whose probabilities are wanted; None chooses the best one.
     token_ids: Their tokens, where they are encoded already.
 
   Raises:
@@ -101,7 +101,7 @@ def answer_from_blocks(
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   hits: Sequence[Sequence[Hit]],
-  given: str | None = None,
+  answer: str | None = None,
 ) -> list[Result]:
   """Answers questions from blocks that were retrieved for them.
 
@@ -114,12 +114,12 @@ def answer_from_blocks(
     questions: Questions.
     token_ids: The same in wordpieces, `[CLS] x [SEP]`, padded with 0.
     hits: Blocks to read for each, as many for all, best first.
-    given: Answer that the figures are to be of, if not of the best one.
+    answer: Answer whose probabilities are wanted; None chooses the best one.
 
   Raises:
     CheckpointError: The reader does not answer questions.
   """
-  del questions, token_ids, hits, given
+  del questions, token_ids, hits, answer
   raise CheckpointError(
     f"the reader of {run!r}, a {type(reader).__name__}, answers no questions; "
     "register a function for it by `answer_from_blocks.register`"
@@ -136,7 +136,7 @@ def answer_from_spans(
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   hits: Sequence[Sequence[Hit]],
-  given: str | None = None,
+  answer: str | None = None,
 ) -> list[Result]:
   """Answers questions by spans: see `answer_from_blocks`."""
   scores = np.array([[hit.relevance for hit in own] for own in hits], "f4")
@@ -149,7 +149,7 @@ def answer_from_spans(
   )
   totals = logits + scores[:, :, None, None]
   return [
-    _best_spans(run, *of_question, given)
+    _best_spans(run, *of_question, answer)
     for of_question in zip(questions, hits, totals, strict=True)
   ]
 
@@ -161,7 +161,7 @@ def answer_from_graphs(
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   hits: Sequence[Sequence[Hit]],
-  given: str | None = None,
+  answer: str | None = None,
 ) -> list[Result]:
   """Answers questions by the spans of graphs: see `answer_from_blocks`.
 
@@ -177,7 +177,7 @@ def answer_from_graphs(
     edges=edge_kinds(run.corpus, rows),
   )
   return [
-    _best_spans(run, *of_question, given)
+    _best_spans(run, *of_question, answer)
     for of_question in zip(questions, hits, totals, strict=True)
   ]
 
@@ -227,7 +227,7 @@ def _best_spans(
   question: str,
   hits: Sequence[Hit],
   totals: Float32[np.ndarray, "k l w"],
-  given: str | None,
+  answer: str | None,
 ) -> Result:
   """Groups a question's spans by the answers that they give."""
   log_p = np.float64(totals)
@@ -236,7 +236,7 @@ def _best_spans(
   blocks, language = [hit.block for hit in hits], run.corpus.language
   is_continuation = run.vocabulary.is_continuation
 
-  def said(span: int) -> tuple[int, str, int, int]:
+  def read_span(span: int) -> tuple[int, str, int, int]:
     """Returns the place of a span's block in `blocks`, and what the span says.
 
     This is its text, widened to whole words, and the text's characters
@@ -252,9 +252,9 @@ def _best_spans(
     text, begin = body[first:last].decode(), len(body[:first].decode())
     return k, text, begin, begin + len(text)
 
-  def made(spans: Sequence[int]) -> Answer:
+  def answer_from(spans: Sequence[int]) -> Answer:
     """Returns the answer that spans give, the best one first."""
-    k, text, first, limit = said(spans[0])
+    k, text, first, limit = read_span(spans[0])
     by_block = np.unravel_index(spans, log_p.shape)[0]
     p = np.exp(log_p.reshape(-1)[spans])
     shares = np.bincount(by_block, p, len(blocks)) / p.sum()
@@ -266,28 +266,28 @@ def _best_spans(
   def grouped(spans: Sequence[int]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for span in spans:
-      key = normalize_answer(said(span)[1], language)
+      key = normalize_answer(read_span(span)[1], language)
       groups.setdefault(key, []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
   order = order[: np.isfinite(log_p).sum()]
   groups = grouped(order[: run.config.num_spans])
-  answers = [made(spans) for spans in groups.values()]
+  answers = [answer_from(spans) for spans in groups.values()]
   if run.config.rank_answers_by == "probability":
-    answers.sort(key=lambda answer: -answer.probability)
+    answers.sort(key=lambda one: -one.probability)
   chosen = answers[0] if answers else Answer("", 0.0)
-  if given is not None:
-    key = normalize_answer(given, language)
+  if answer is not None:
+    key = normalize_answer(answer, language)
     # Also beyond the best spans, which the answers are made of.
     spans = groups.get(key) or grouped(order).get(key)
-    chosen = made(spans) if spans else Answer(given, 0.0)
+    chosen = answer_from(spans) if spans else Answer(answer, 0.0)
   read = []
   for k, hit in enumerate(hits):
     own, best, likelihood = log_p.reshape(len(hits), -1)[k], None, 0.0
     share = chosen.shares[k] if chosen.shares else None
     if weight := float(np.exp(logsumexp(own))):
-      best = made([k * own.size + int(own.argmax())])
+      best = answer_from([k * own.size + int(own.argmax())])
       best = best._replace(probability=best.probability / weight, shares=())
       likelihood = chosen.probability * (share or 0.0) / weight
     read.append(
@@ -298,10 +298,10 @@ def _best_spans(
   return Result(
     text=question,
     kind=QUESTION,
-    answer=chosen.text if given is None else given,
+    answer=chosen.text if answer is None else answer,
     probability=chosen.probability,
     answers=answers,
     hits=read,
     source=run.source,
-    answer_is_given=given is not None,
+    answer_is_given=answer is not None,
   )

@@ -6,7 +6,7 @@
 
 The corpus of the run is what `build_corpus --input=DIR/corpus.jsonl` makes, so
 that the documents of its blocks have BEIR's ids. A document of several blocks
-has the score of its best one (MaxP; Dai & Callan 2019). The figures are those
+has the score of its best one (MaxP; Dai & Callan 2019). The metrics are those
 of trec_eval, and as in BEIR's own evaluation a document with the query's own id
 is left out. OUTPUT_DIR/run.trec and qrels.trec are what trec_eval reads.
 """
@@ -26,7 +26,7 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.evaluation.outputs import EvaluationShard, Figures
+from realm_jax.evaluation.outputs import EvaluationShard, Metrics
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import (
   NUM_DOCUMENTS,
@@ -190,7 +190,7 @@ def evaluate_beir(
   batch_size: PositiveInt = 64,
   index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Retrieves documents for judged queries with a retriever of any stage.
 
   Several processes share the queries. Returns the contents of `metrics.json`.
@@ -250,7 +250,7 @@ def evaluate_beir(
     positions = range(len(queries))[own][done : done + len(lines)]
     done += len(lines)
     parts.add(dict(zip(positions, lines, strict=True)), [done, num_searched])
-  described: Figures = {"beir_dir": str(beir_dir), "split": split, **lacking}
+  described: Metrics = {"beir_dir": str(beir_dir), "split": split, **lacking}
   return shard.report_parts(
     *(RETRIEVED, parts, described, run),
     written=functools.partial(_write_trec, queries),

@@ -63,12 +63,12 @@ def compare(
     "evaluations": [*map(str, evaluations)],
     "figures": [*map(summarize, every)],
     "comparisons": [
-      _paired_figures(every[0], other, seed=seed) for other in every[1:]
+      _paired_metrics(every[0], other, seed=seed) for other in every[1:]
     ],
   }
 
 
-def _paired_figures(one: Scores, two: Scores, *, seed: int) -> dict[str, Any]:
+def _paired_metrics(one: Scores, two: Scores, *, seed: int) -> dict[str, Any]:
   differences = {name: two[name] - one[name] for name in one}
   intervals = bootstrap_intervals(differences, seed=seed)
   p_values = permutation_p_values(differences, seed=seed)
@@ -126,13 +126,13 @@ def _file_of(evaluation: epath.PathLike) -> epath.Path:
 
 
 def comparison_table(found: Mapping[str, Any]) -> str:
-  """Returns the figures and the comparisons as tables for a terminal."""
+  """Returns the metrics and the comparisons as tables for a terminal."""
   first, *others = found["evaluations"]
   rows: list[list[object]] = [["", *found["figures"][0][INTERVALS]]]
-  for path, figures in zip(found["evaluations"], found["figures"], strict=True):
+  for path, summary in zip(found["evaluations"], found["figures"], strict=True):
     shown = [
-      f"{figures[name]:.4f} [{low:.4f}, {high:.4f}]"
-      for name, (low, high) in figures[INTERVALS].items()
+      f"{summary[name]:.4f} [{low:.4f}, {high:.4f}]"
+      for name, (low, high) in summary[INTERVALS].items()
     ]
     rows.append([path, *shown])
   number = found["figures"][0]["num_questions"]

@@ -24,7 +24,7 @@ from realm_jax.checkpoints.store import (
 from realm_jax.configuration.kept import run_directory
 from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import METRICS, Figures
+from realm_jax.evaluation.outputs import METRICS, Metrics
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
@@ -39,10 +39,10 @@ _REMINDER_SECONDS = 30.0
 
 def evaluate(
   *,
-  evaluation: Callable[..., Figures],
+  evaluation: Callable[..., Metrics],
   model_dir: epath.PathLike,
   output_dir: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Runs one of this package's evaluations, whose arguments gin has bound.
 
   Args:
@@ -55,13 +55,13 @@ def evaluate(
 
 def follow(
   *,
-  evaluation: Callable[..., Figures],
+  evaluation: Callable[..., Metrics],
   config: RunConfig,
   best_metric: str,
   output_dir: epath.PathLike | None = None,
   follow_until_step: NonNegativeInt | None = None,
   poll_seconds: PositiveFloat = 5.0,
-) -> Figures | None:
+) -> Metrics | None:
   """Evaluates each new checkpoint of a run, until SIGTERM or Ctrl-C.
 
   A checkpoint that the trainer has removed before its turn is left out. The
@@ -79,7 +79,7 @@ def follow(
     poll_seconds: Time between two looks for checkpoints.
 
   Returns:
-    The figures of the best checkpoint, if there is one.
+    The metrics of the best checkpoint, if there is one.
 
   Raises:
     ValueError: The evaluation has no such metric, or fails.
@@ -114,18 +114,18 @@ def follow(
         stop.wait(poll_seconds)
       return None
 
-    def best_figures() -> Figures | None:
+    def best_metrics() -> Metrics | None:
       best = record()
-      return None if best.step is None else _figures(folder, best.step)
+      return None if best.step is None else _metrics(folder, best.step)
 
     best_so_far = functools.partial(
-      agreement.on_process_0, "best so far", best_figures
+      agreement.on_process_0, "best so far", best_metrics
     )
     # A metric that does not exist is known before anything is evaluated.
     best_so_far()
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
-        figures = evaluation(
+        metrics = evaluation(
           config=dataclasses.replace(config, checkpoint_step=step),
           output_dir=folder / str(step),
         )
@@ -147,7 +147,7 @@ def follow(
         else:
           raise
       else:
-        value = figures.get(best_metric)
+        value = metrics.get(best_metric)
         logging.info("checkpoint %d: %s %s", step, best_metric, value)
         best_so_far()
     return best_so_far()
@@ -179,10 +179,10 @@ def _record_best(
   sign = -1 if is_cost else 1
   present = checkpoints.steps()
   for step in (step for step in _evaluated(folder) if step in present):
-    figures = _figures(folder, step)
-    value = figures.get(metric)
+    metrics = _metrics(folder, step)
+    value = metrics.get(metric)
     if not isinstance(value, float):
-      known = (name for name, v in figures.items() if isinstance(v, float))
+      known = (name for name, v in metrics.items() if isinstance(v, float))
       raise RealmError(
         f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
         f"{', '.join(known)}"
@@ -197,5 +197,5 @@ def _record_best(
   return best
 
 
-def _figures(folder: epath.Path, step: int) -> Figures:
+def _metrics(folder: epath.Path, step: int) -> Metrics:
   return json.loads((folder / str(step) / METRICS).read_text())

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import EvaluationShard, Figures
+from realm_jax.evaluation.outputs import EvaluationShard, Metrics
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import Line, Scores
 from realm_jax.evaluation.word_memory import WordMemory
@@ -42,7 +42,7 @@ def evaluate_masked_lm(
   num_batches: PositiveInt = 32,
   output_dir: epath.PathLike | None = None,
   memory: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Fills in masked words from retrieved blocks.
 
   The candidates are chosen as in training: what the index finds, without the
@@ -112,13 +112,13 @@ def evaluate_masked_lm(
       place = number * shard.agreement.count + shard.agreement.index
       parts.add({place: line}, [number + 1])
       progress.advance(len(made.query))
-  described: Figures = {
+  described: Metrics = {
     "num_candidates": stage.num_candidates,
     "split": data.split,
     "task": data.task,
     "seed": data.seed,
   }
-  return shard.report_parts(None, parts, described, run, _figures)
+  return shard.report_parts(None, parts, described, run, _metrics)
 
 
 def _sums(lines: Sequence[Line]) -> Scores:
@@ -130,7 +130,7 @@ def _sums(lines: Sequence[Line]) -> Scores:
   }
 
 
-def _figures(sums: Scores) -> Figures:
+def _metrics(sums: Scores) -> Metrics:
   """Returns the metrics of all batches, and the perplexities."""
   totals: Any = {n: values.sum(axis=0).tolist() for n, values in sums.items()}
   own = [totals.pop(f"memory {part}", None) for part in ("total", "weight")]
@@ -157,21 +157,21 @@ def _figures(sums: Scores) -> Figures:
 
 def _of_memory(
   totals: Float[np.ndarray, "2 g 2 2"], weights: Float[np.ndarray, "2"]
-) -> Figures:
-  """Returns figures of the second half, by the best λ and τ of the first.
+) -> Metrics:
+  """Returns metrics of the second half, by the best λ and τ of the first.
 
   The axes of totals: half, grid, null block or all candidates, log p or hits.
   """
-  figures: Figures = {"num_masks_memory": int(weights[1])}
+  metrics: Metrics = {"num_masks_memory": int(weights[1])}
   for reader, suffix in enumerate(("_null", "")):
     best = int(np.argmax(totals[0, :, reader, 0]))
     names = f"memory_share{suffix}", f"memory_temperature{suffix}"
-    figures |= zip(names, _GRID[best], strict=True)
+    metrics |= zip(names, _GRID[best], strict=True)
     for name, point in (("without_memory", 0), ("with_memory", best)):
       means = totals[1, point, reader] / max(weights[1], 1)
-      figures[f"perplexity{suffix}_{name}"] = math.exp(-means[0])
-      figures[f"masked_accuracy{suffix}_{name}"] = float(means[1])
-  return figures
+      metrics[f"perplexity{suffix}_{name}"] = math.exp(-means[0])
+      metrics[f"masked_accuracy{suffix}_{name}"] = float(means[1])
+  return metrics
 
 
 def _on_grid(

@@ -19,7 +19,7 @@ from realm_jax.evaluation.masked_sentences import (
   masked_query,
   read_masks,
 )
-from realm_jax.evaluation.outputs import EvaluationShard, Figures
+from realm_jax.evaluation.outputs import EvaluationShard, Metrics
 from realm_jax.evaluation.result import Hit
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import (
@@ -39,7 +39,7 @@ def evaluate_open_qa(
   data: DataConfig,
   max_examples: PositiveInt | None = None,
   output_dir: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Answers the questions of a file and scores the answers.
 
   The checkpoint's own query tower searches the snapshot, the reader reads
@@ -66,7 +66,7 @@ def evaluate_retrieval(
   max_examples: PositiveInt | None = None,
   index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Retrieves blocks for questions with a retriever of any stage.
 
   After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
@@ -91,7 +91,7 @@ def evaluate_masked_statements(
   max_examples: PositiveInt | None = None,
   index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
-) -> Figures:
+) -> Metrics:
   """Fills in masked statements from retrieved blocks.
 
   A statement is a question with one [MASK] in place of its answer, which is
@@ -118,8 +118,8 @@ def _evaluate(
   max_examples: int | None,
   index: IndexConfig | str | None,
   output_dir: epath.PathLike | None,
-) -> Figures:
-  """Writes a line for each question, and returns the figures of all.
+) -> Metrics:
+  """Writes a line for each question, and returns the metrics of all.
 
   `completed` completes the lines of a batch, from the run, the token ids [b q],
   the blocks that were found and the lines, which have them as evidence; None
@@ -186,7 +186,7 @@ def _evaluate(
       parts.add(dict(itertools.compress(numbered, is_taken)), [number + 1])
       progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
-  described: Figures = {
+  described: Metrics = {
     "split": data.split,
     "task": data.task,
     "num_searched": 0,
@@ -219,7 +219,7 @@ def _predictions(
     run.require_reader(), run, questions, token_ids, read
   )
   for line, result in zip(lines, results, strict=True):
-    place: Figures | None = None
+    place: Metrics | None = None
     best = result.answers[0] if result.answers else None
     if best is not None and (block := best.block) is not None:
       place = {

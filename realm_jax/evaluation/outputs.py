@@ -43,7 +43,7 @@ from realm_jax.storage.staging import sha256_of
 METRICS = "metrics.json"
 
 # Metrics and a description of what was measured, by name.
-Figures = dict[str, JsonValue]
+Metrics = dict[str, JsonValue]
 
 
 class EvaluationShard:
@@ -90,7 +90,7 @@ class EvaluationShard:
     """
     count, index = self.agreement.count, self.agreement.index
     size = whole_batch(data.batch_size, count * jax.local_device_count())
-    rows = RowGroups(count, (index,)).own_rows(size)
+    rows = RowGroups(count, (index,)).local_rows(size)
     data = dataclasses.replace(data, batch_size=size)
     stream = stream_batches(
       data, positions=rows, shuffle=shuffle, repeat=repeat
@@ -181,11 +181,11 @@ class EvaluationShard:
     self,
     name: str | None,
     own: Parts,
-    described: Figures,
+    described: Metrics,
     run: TrainedRun,
-    summarized: Callable[[Scores], Figures] = summarize,
+    summarized: Callable[[Scores], Metrics] = summarize,
     written: Callable[[epath.Path], None] = lambda path: None,
-  ) -> Figures:
+  ) -> Metrics:
     """Writes the lines of all processes to a file, and `metrics.json`.
 
     `described` says what the lines were made with, and what was measured is
@@ -201,7 +201,7 @@ class EvaluationShard:
     folder, output_dir = own.folder, self._output_dir
     counts = self.agreement.exchange("parts", len(own.parts), list)
 
-    def write() -> Figures:
+    def write() -> Metrics:
       parts = own.parts
       if folder is not None:
         parts = [
@@ -218,7 +218,7 @@ class EvaluationShard:
       if self._needs_index:
         index = run.snapshot.index.kind
         searched = {"snapshot": run.snapshot.step, "index": index}
-      figures = summarized(scores) | {
+      metrics = summarized(scores) | {
         **described,
         "checkpoint": run.step,
         **searched,
@@ -231,10 +231,10 @@ class EvaluationShard:
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if output_dir is not None:
-        write_json(output_dir / METRICS, figures)
-      return figures
+        write_json(output_dir / METRICS, metrics)
+      return metrics
 
-    figures = self.agreement.on_process_0("figures", write)
+    metrics = self.agreement.on_process_0("metrics", write)
     if folder is not None and self.agreement.is_leader:
       folder.parent.rmtree()
-    return figures
+    return metrics

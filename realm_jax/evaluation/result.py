@@ -94,9 +94,9 @@ class Hit:
     return self.share - self.weight
 
   def json(self) -> dict[str, Any]:
-    """Returns block and figures as values of JSON, without those it lacks."""
+    """Returns the block and the values that it has, for JSON."""
     of_block = "row", "id", "title", "text", "url", "fields"
-    figures = {
+    values = {
       **vars(self),
       "block": None,
       "best": self.best and self.best.json(),
@@ -104,9 +104,9 @@ class Hit:
     }
     if len(self.block.parts) > 1:
       parts = self.block.parts
-      figures["path"] = [{n: getattr(p, n) for n in of_block} for p in parts]
+      values["path"] = [{n: getattr(p, n) for n in of_block} for p in parts]
     return {name: getattr(self.block, name) for name in of_block} | {
-      name: value for name, value in figures.items() if value is not None
+      name: value for name, value in values.items() if value is not None
     }
 
 
@@ -117,8 +117,8 @@ class Result:
   Attributes:
     text: Question, or sentence with [MASK], as it was given.
     kind: Which of the two it is.
-    answer: The answer y that the hits' figures are of: the best one, or the one
-      that was asked about; empty if the blocks that were read have no words.
+    answer: The answer y that the hits' values refer to: the best one, or the
+      one that was asked about; empty if the blocks that were read are empty.
     probability: p(y|x); 0 if no block gives the answer.
     answers: Answers or fillings that differ once normalized, best first.
     hits: Blocks that were read, best first. The null block of a sentence comes
@@ -126,8 +126,8 @@ class Result:
     source: Run that gave it: `model_dir`, `checkpoint` and `snapshot`.
     answer_is_given: Whether the answer was asked about, or is the best one.
     utility: log p(y|x) − log p(y|null,x); None of a question.
-    notes: What a reader of the figures should know. Explanations have them, and
-      what follows.
+    notes: Caveats about the values. Only explanations have these notes and the
+      attributes that follow.
     read: The text in wordpieces, as the model read it.
     wordpieces: Wordpieces of the answer.
   """

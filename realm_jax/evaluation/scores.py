@@ -1,7 +1,7 @@
 """The scores of each question, their means, and how sure these are.
 
 The questions of a test set are a sample: another one of the same size would
-give other figures. The bootstrap intervals and the paired randomization test
+give other metrics. The bootstrap intervals and the paired randomization test
 are seeded, so that a figure is the same whenever it is computed. Both take
 several sets of questions, such as one for each seed of a run. The sets may have
 unequal sizes: each is resampled for itself, and all have the same weight.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from realm_jax.console import figures_table
+from realm_jax.console import name_value_table
 
 PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 # A line of one of these.
@@ -194,12 +194,12 @@ def summarize(scores: Scores) -> dict[str, Any]:
   }
 
 
-def summary_table(figures: Mapping[str, Any]) -> str:
+def summary_table(metrics: Mapping[str, Any]) -> str:
   """Returns a line for each figure, which its interval follows."""
-  shown = {name: v for name, v in figures.items() if name != INTERVALS}
-  for name, (low, high) in figures.get(INTERVALS, {}).items():
+  shown = {name: v for name, v in metrics.items() if name != INTERVALS}
+  for name, (low, high) in metrics.get(INTERVALS, {}).items():
     shown[name] = f"{shown[name]:.4f}  [{low:.4f}, {high:.4f}]"
-  return figures_table(shown)
+  return name_value_table(shown)
 
 
 def bootstrap_intervals(

@@ -1,9 +1,9 @@
 """Answers of a reader that writes, and how much each block says for them.
 
-A fused reader's p(y|x) is that of the text given all blocks at once. Beside it
-stand the likelihoods of the text given each block alone, p(y|z, x), and the
-part p(z|x) p(y|z, x) of each block in their sum, as EMDR² has them. Of a
-reader that reads one by one, p(y|x) is that sum.
+For a fused reader, p(y|x) is the likelihood of the text given all blocks at
+once. Beside it stand the likelihoods of the text given each block alone,
+p(y|z, x), and each block's term p(z|x) p(y|z, x) in the sum of EMDR². For a
+reader that reads the blocks one by one, p(y|x) is this sum.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def answer_by_writing(
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   hits: Sequence[Sequence[Hit]],
-  given: str | None = None,
+  answer: str | None = None,
 ) -> list[Result]:
   """Answers questions by texts: see `answer_from_blocks`."""
   del token_ids
@@ -52,24 +52,24 @@ def answer_by_writing(
   read = reader_texts.input_ids(reader, view, questions, rows, texts)
   params = run.params["reader"]
   written = run.compute(_write, reader, params, read=read)
-  asked: Any = None
-  if given is not None:
-    target = reader_texts.target_ids(reader, view, [given] * len(questions))
-    asked = run.compute(
+  scored: Any = None
+  if answer is not None:
+    target = reader_texts.target_ids(reader, view, [answer] * len(questions))
+    scored = run.compute(
       *(GenerativeReader.score, reader, params),
       token_ids=read,
       targets=target[:, None],
     )
   results = []
   for number, (question, own) in enumerate(zip(questions, hits, strict=True)):
-    tokens, *figures = jax.tree.map(operator.itemgetter(number), written)
+    tokens, *log_probs = jax.tree.map(operator.itemgetter(number), written)
     texts = [
       reader_texts.written_text(reader, view, ids) for ids in tokens.tolist()
     ]
-    answers = _answers(run, own, texts, *figures)
-    if given is not None:
-      of_given = jax.tree.map(operator.itemgetter(number), asked)
-      (chosen,) = _answers(run, own, [given], *of_given)
+    answers = _answers(run, own, texts, *log_probs)
+    if answer is not None:
+      of_answer = jax.tree.map(operator.itemgetter(number), scored)
+      (chosen,) = _answers(run, own, [answer], *of_answer)
     else:
       chosen = answers[0]
     # The part of each block in the chosen answer.
@@ -88,7 +88,7 @@ def answer_by_writing(
           for hit, p, likelihood, share in parts
         ],
         source=run.source,
-        answer_is_given=given is not None,
+        answer_is_given=answer is not None,
       )
     )
   return results

@@ -153,7 +153,7 @@ class ExactIndex(Index):
     """Returns the k best blocks of each of this process's queries."""
     vectors = check_vectors(queries, self.dim)
     count = len(vectors)
-    padding = -count % len(sharding.row_groups(self._mesh).own)
+    padding = -count % len(sharding.row_groups(self._mesh).local)
     padded: Any = np.pad(vectors, ((0, padding), (0, 0)))
     on_device = sharding.to_devices(padded, self._mesh)
     scores, rows = self.search_on_device(on_device, k)

@@ -63,9 +63,9 @@ class HybridConfig(IndexConfig):
   b: Fraction = Bm25Config.b
 
   @property
-  def needs_own_process(self) -> bool:
+  def needs_separate_process(self) -> bool:
     """Whether loading stops all threads of its process."""
-    return config_from(self.dense, {}).needs_own_process
+    return config_from(self.dense, {}).needs_separate_process
 
   def build(
     self, blocks: Blocks, directory: Path | None = None

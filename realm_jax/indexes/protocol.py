@@ -187,7 +187,7 @@ class IndexConfig(abc.ABC):
     require_valid(self)
 
   @property
-  def needs_own_process(self) -> bool:
+  def needs_separate_process(self) -> bool:
     """Whether loading stops all threads of its process.
 
     A trainer then loads and searches the index in an `IsolatedIndex`.

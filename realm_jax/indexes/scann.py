@@ -101,7 +101,7 @@ class ScannConfig(IndexConfig):
   dims_per_code: PositiveInt = 2
 
   @property
-  def needs_own_process(self) -> bool:
+  def needs_separate_process(self) -> bool:
     """ScaNN holds the interpreter's lock while it loads."""
     return True
 

@@ -36,11 +36,11 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
 RematPolicy = Literal[
   "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
 ]
-# What turns queries or keys [n, d] by the positions [n] of their tokens.
+# Function that rotates queries or keys [n, d] by their tokens' positions [n].
 Rotation = Callable[[jax.Array, jax.Array], jax.Array]
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
-# Deviation of the noise of matrices near the identity.
+# Standard deviation of the noise in matrices near the identity.
 _NOISE_STDDEV = 0.02
 
 
@@ -49,33 +49,33 @@ class BertConfig:
   """Sizes and numerical choices of one BERT encoder.
 
   Attributes:
-    vocab_size, separator_id: Number of wordpieces and id of [SEP]. None takes
-      those of the corpus's vocabulary: see `for_vocabulary`.
+    vocab_size, separator_id: Number of wordpieces, and id of [SEP]. None means
+      the vocabulary of the corpus (see `for_vocabulary`).
     hidden_size: Size of the hidden states.
     num_layers: Number of layers.
-    num_heads: Number of attention's heads, which share the hidden size.
+    num_heads: Number of attention heads, which share the hidden size.
     intermediate_size: Size of the feed-forward layers.
-    max_positions: Number of positions, and so the longest sequence.
+    max_positions: Number of positions, which bounds the length of a sequence.
     layer_norm_eps: Epsilon of LayerNorm.
-    dropout_rate: Share of hidden states and of attention's weights to drop.
+    dropout_rate: Dropout rate of hidden states and attention weights.
     activation: Activation of the feed-forward layers.
     attention_mask_value: Score added at padding. Google's TF1 code uses -10000,
       and Hugging Face the lowest float.
-    init_stddev: Deviation of initial values.
-    initialization: Initial values: "bert", normal ones, or "mimetic" (Trockman
-      and Kolter 2023, arXiv 2305.09828), for small models that no BERT weights
-      exist for. Position embeddings are sinusoids, and attention's projections
-      and the masked-LM head's first layer are near the identity, so that
-      tokens attend to equal words and to neighbours, and take over what they
-      attend to, from the first step on.
+    init_stddev: Standard deviation of initial values.
+    initialization: Initial values: "bert" (normal), or "mimetic" (Trockman and
+      Kolter 2023, arXiv 2305.09828), for small models without published
+      weights. Position embeddings are then sinusoids, and the projections of
+      attention and the masked-LM head's first layer are near the identity, so
+      that from the first step on, tokens attend to equal words and to
+      neighbors, and copy from them.
     dtype: Type of activations and matrix products; parameters stay float32.
       `matmul` says how float32 arrays are multiplied.
-    attention: What computes attention: "xla", or "cudnn", a kernel for GPUs,
-      which takes bfloat16 or float16 and leaves what is dropped out to XLA.
-    remat_policy: What the backward pass does not compute again: the name of one
-      of `jax.checkpoint_policies`. None keeps matrix products, softmax and
-      sums of residual connections; what else is elementwise costs little.
-    lora: Adapters of its linear layers, which are then trained in its place.
+    attention: Implementation of attention: "xla", or "cudnn", a kernel for GPUs
+      with bfloat16 or float16. Attention with dropout always uses XLA.
+    remat_policy: Name of one of `jax.checkpoint_policies`, for the activations
+      that are kept for the backward pass. None keeps matrix products, softmax
+      and residual sums; recomputing the rest, which is elementwise, is cheap.
+    lora: LoRA adapters of the linear layers, which are trained in their place.
   """
 
   vocab_size: PositiveInt | None = None
@@ -100,7 +100,7 @@ class BertConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-    # Equal types are equal, however they were named.
+    # "bfloat16" and jnp.bfloat16 compare equal once normalized.
     object.__setattr__(self, "dtype", as_dtype(self.dtype))
     if self.hidden_size % self.num_heads:
       raise RealmError(
@@ -115,7 +115,7 @@ class BertConfig:
 
   @property
   def separator(self) -> int:
-    """Id of [SEP]; raises ValueError where no vocabulary is bound."""
+    """Id of [SEP]; raises ValueError before `for_vocabulary` has set it."""
     if self.separator_id is None:
       raise RealmError(
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
@@ -128,7 +128,7 @@ class BertConfig:
     """Returns this configuration for the vocabulary of a corpus.
 
     Raises:
-      ValueError: The configuration names another vocabulary size or [SEP].
+      ValueError: The configuration has another vocabulary size or [SEP].
     """
     wanted = {"vocab_size": vocab_size, "separator_id": separator_id}
     for name, value in wanted.items():
@@ -143,12 +143,12 @@ class BertConfig:
 
   @property
   def weights_init(self) -> nn.initializers.Initializer:
-    """Initial values of a matrix: BERT's, normal ones, truncated."""
+    """Initializer of a matrix: BERT's truncated normal."""
     return nn.initializers.truncated_normal(self.init_stddev)
 
   @property
   def projection_init(self) -> nn.initializers.Initializer:
-    """Initial values of a square matrix, which may be near the identity."""
+    """Initializer of a square matrix, near the identity if "mimetic"."""
     if self.initialization == "bert":
       return self.weights_init
     noise = nn.initializers.truncated_normal(_NOISE_STDDEV)
@@ -158,18 +158,18 @@ class BertConfig:
 
   @property
   def positions_init(self) -> nn.initializers.Initializer:
-    """Initial values of position embeddings, which may be sinusoids."""
+    """Initializer of position embeddings, sinusoids if "mimetic"."""
     if self.initialization == "bert":
       return self.weights_init
     return functools.partial(_sinusoids, self.init_stddev)
 
 
 def as_dtype(name: jax.typing.DTypeLike) -> jnp.dtype:
-  """Returns the type that `dtype` of a configuration names."""
+  """Returns the type for the setting `dtype`."""
   try:
     return jnp.dtype(name)
   except TypeError as error:
-    raise RealmError(f"dtype={name!r} is no type of numbers") from error
+    raise RealmError(f"dtype={name!r} is no numeric type") from error
 
 
 def _sinusoids(
@@ -178,9 +178,9 @@ def _sinusoids(
   shape: tuple[int, int],
   dtype: jax.typing.DTypeLike = float,
 ) -> Float[Array, "p d"]:
-  """Returns sines and cosines of positions, with deviation `stddev`.
+  """Returns sinusoids of positions, with standard deviation `stddev`.
 
-  Their wavelengths reach from 2π tokens to about 2π times their number.
+  Wavelengths range from 2π to about 2π times the number of positions.
   """
   del key
   positions, size = shape
@@ -192,7 +192,7 @@ def _sinusoids(
 
 
 def zeros(axis: str) -> nn.initializers.Initializer:
-  """Returns the initial values of a bias with a logical axis."""
+  """Returns the initializer of a bias with a logical axis."""
   return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
 
 
@@ -208,8 +208,8 @@ def dense(
 ) -> LoraDense:
   """Returns a linear layer with logical axes.
 
-  Its initial values are BERT's, unless others are given, and it has a bias if
-  the encoder's layers have.
+  By default, weights have BERT's initial values, and there is a bias if the
+  encoder's layers have biases.
   """
   return LoraDense(
     features,
@@ -245,11 +245,11 @@ def layer_norm(
 
 
 class SelfAttention(nn.Module):
-  """Attention of tokens to the tokens of their own sequence.
+  """Attention of tokens to the tokens of the same sequence.
 
-  `first` holds the tokens that attend: each row's first few, or all. They
-  attend within their `reach`, if it is given, and `rotate` gives queries and
-  keys their positions, of which it gets each row's first.
+  `first` has the query tokens: the first few of each row, or all. They attend
+  to tokens within `reach`, or to all without it. `rotate` applies the positions
+  to queries and keys (rotary embeddings).
   """
 
   config: BertConfig
@@ -297,11 +297,11 @@ class SelfAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-  """Attention and feed-forward, normalised after each (post-LN).
+  """Attention and feed-forward, with LayerNorm after each (post-LN).
 
-  Hidden states come flat, n = r · l tokens: on CPUs XLA's element-wise code
-  over three dimensions took four times as long. `first` holds the tokens whose
-  states are computed: each row's first, or all.
+  Hidden states are flat, n = r · l tokens: on CPUs, XLA's element-wise code for
+  three dimensions took four times as long. `first` has the tokens whose states
+  are computed: the first of each row, or all.
   """
 
   config: BertConfig
@@ -321,7 +321,7 @@ class BertLayer(nn.Module):
     added = checkpoint_name(first + attended, attention.KEPT)
     hidden = layer_norm(config, "attention_norm")(added)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
-    # The largest array that is kept, so it is in the type of operands.
+    # The largest array kept for the backward pass, so in the operands' type.
     inner = nn.with_logical_constraint(
       checkpoint_name(matmul.as_operand(up(hidden)), attention.KEPT),
       ("activation_batch", "activation_mlp"),
@@ -335,7 +335,7 @@ class BertLayer(nn.Module):
 
 
 def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
-  """Returns 0 up to and with a sequence's first [SEP], 1 after it."""
+  """Returns 0 up to and including a sequence's first [SEP], and 1 after it."""
   is_separator = (sequences.token_ids == separator_id).astype(jnp.int32)
   before = jnp.cumsum(is_separator, axis=-1) - is_separator
   index = jnp.arange(before.shape[-1])[None, :]
@@ -346,17 +346,17 @@ def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
 class BertEncoder(nn.Module):
   """Embeddings and transformer layers; no pooler.
 
-  As in all modules here, dropout is on where `apply` is given a `dropout` key.
+  As in all modules here, dropout is on if `apply` gets a `dropout` key.
   """
 
   config: BertConfig
 
   def setup(self) -> None:
     config = self.config
-    # Raises an error where there is no vocabulary.
+    # Raises an error if there is no vocabulary yet.
     _ = config.separator
     self.word_embeddings, self.position_embeddings, self.type_embeddings = (
-      # Gathered here: divided by columns, the lookup's result would be, too.
+      # Gathered along columns; otherwise the lookup's result would be sharded.
       nn.with_logical_constraint(
         self.param(
           f"{name}_embeddings",
@@ -373,7 +373,7 @@ class BertEncoder(nn.Module):
     )
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
-    # The last one stands apart, as it may compute first tokens alone.
+    # The last layer is separate, because it may compute first tokens only.
     self.layers, self.last_layer = BertLayer(config), BertLayer(config)
 
   def __call__(
@@ -385,9 +385,9 @@ class BertEncoder(nn.Module):
   ) -> Float[Array, "r t d"]:
     """Returns the hidden states of the last layer.
 
-    Tokens after a sequence's first [SEP] are of type 1 if it is `typed`, and
-    all others of type 0. With `first_only`, the last layer computes each row's
-    first token alone, and the result is r × 1 × d.
+    If `typed`, tokens after a sequence's first [SEP] are of type 1; all others
+    are of type 0. With `first_only`, the last layer computes only the first
+    token of each row, and the result is r × 1 × d.
 
     Raises:
       ValueError: The rows are longer than `max_positions`.
@@ -397,7 +397,8 @@ class BertEncoder(nn.Module):
     require_positions(config, length)
     hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
     hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
-    # Two types: an interpolation needs no gather, and no scatter backward.
+    # Interpolating two types avoids a gather, and a scatter in the backward
+    # pass.
     first, second = self.type_embeddings
     hidden += first[None, None]
     if typed:
@@ -419,7 +420,7 @@ class BertEncoder(nn.Module):
 
 
 def require_positions(config: BertConfig, length: int) -> None:
-  """Raises `RealmError` for rows that are longer than `max_positions`."""
+  """Raises a `RealmError` if rows are longer than `max_positions`."""
   if length > config.max_positions:
     raise RealmError(
       f"sequences of {length} tokens, but the model has "
@@ -434,9 +435,9 @@ def scan_layers(
   sequences: Sequences,
   *by_layer: Int[AnyArray, " layers"],
 ) -> Float[Array, "n d"]:
-  """Applies all layers but the last, whose program is compiled once.
+  """Applies all layers but the last by a scan, which compiles one layer.
 
-  A layer is also given its own element of the arrays `by_layer`.
+  Each layer also gets its element of the arrays `by_layer`.
   """
   apply = remat(apply_layer, config.remat_policy, in_scan=True)
   scan = nn.scan(
@@ -455,7 +456,7 @@ def scan_layers(
 
 
 def apply_layer(layer: nn.Module, *inputs: Any) -> Float[Array, "m d"]:
-  """Returns what a layer computes, as the lifted transformations ask for it."""
+  """Calls a layer, as a function for Flax's lifted transformations."""
   return layer(*inputs)
 
 
@@ -465,10 +466,10 @@ def remat(
   *,
   in_scan: bool,
 ) -> Callable[..., Float[Array, "m d"]]:
-  """Returns a function that applies a layer and keeps what its policy says.
+  """Returns a function that applies a layer under its remat policy.
 
-  Left alone, a scan keeps the result of every operation that the backward pass
-  reads, three times as much as XLA keeps of a layer outside of one.
+  Without a policy, a scan keeps every intermediate result that the backward
+  pass reads, three times as much as XLA keeps for a layer outside of a scan.
   """
   policies = jax.checkpoint_policies
   if remat_policy is not None:
@@ -481,7 +482,7 @@ def remat(
 
 
 class MaskedLmHead(nn.Module):
-  """Dense, activation, LayerNorm, and the tied decoder with its own bias."""
+  """Dense layer, activation, LayerNorm, and the tied decoder with a bias."""
 
   config: BertConfig
 
@@ -505,7 +506,7 @@ class MaskedLmHead(nn.Module):
 
 
 class BertComponent(nn.Module):
-  """A component that is made of a BERT: see `components.Component`."""
+  """Base of components that consist of a BERT (see `components.Component`)."""
 
   bert: BertConfig
 
@@ -517,7 +518,7 @@ class BertComponent(nn.Module):
   def init_parameters(
     self, key: jax.Array, *, query_length: int, block_length: int
   ) -> Params:
-    """Initializes the parameters, in Flax's boxes, on a query with a block."""
+    """Initializes the parameters, in Flax's boxes, with a query and a block."""
     query = jnp.ones((1, query_length), jnp.int32)
     block = jnp.ones((1, 1, block_length), jnp.int32)
     return self.init(key, query, block)["params"]
@@ -531,7 +532,7 @@ class BertComponent(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-  """An encoder with a label for each token, as taggers of named entities are.
+  """An encoder with a label for each token, for tagging named entities.
 
   Sequences are `[CLS] text [SEP]`, all of type 0.
   """
@@ -543,7 +544,7 @@ class TokenClassifier(nn.Module):
   def __call__(
     self, sequences: Sequences
   ) -> Float[Array, "r t {self.num_labels}"]:
-    """Returns the logits of the labels of every token."""
+    """Returns each token's logits of the labels."""
     encoder = self.bert.encoder(self.bert, name="encoder")
     hidden = encoder(sequences, typed=False)
     axes = ("embed", "label")

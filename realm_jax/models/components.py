@@ -1,4 +1,4 @@
-"""The modules that a run trains, by name: its components."""
+"""Components, the named modules of a run, and their interfaces."""
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
@@ -19,10 +19,10 @@ AnyComponent = TypeVar("AnyComponent", bound="Component")
 
 @runtime_checkable
 class Component(Protocol):
-  """What a run asks of each of its modules, which are Flax modules.
+  """The interface of every component of a run; components are Flax modules.
 
   Attributes:
-    num_heads: Number of attention heads, which model parallelism divides.
+    num_heads: Number of attention heads; model parallelism divides them.
   """
 
   @property
@@ -34,7 +34,7 @@ class Component(Protocol):
     """Returns the same module for the vocabulary of a corpus.
 
     Raises:
-      RealmError: It is configured for another one.
+      RealmError: The module is configured for another vocabulary.
     """
     ...
 
@@ -53,8 +53,9 @@ class Component(Protocol):
 class Retriever(Component, Protocol):
   """A component that embeds queries and blocks.
 
-  Its `__call__` embeds both, of inputs that are laid out. The relevance f(x, z)
-  is `score_scale` times the inner product of their vectors (section 3.2).
+  Its `__call__` embeds both, from inputs that are laid out. The relevance
+  f(x, z) is `score_scale` times the inner product of their vectors (section
+  3.2).
 
   Attributes:
     score_scale: Factor of every inner product.
@@ -74,13 +75,13 @@ class Retriever(Component, Protocol):
   def query_input(
     self, token_ids: Int[AnyArray, "n q"]
   ) -> Int[AnyArray, "n p"]:
-    """Returns what is read of the padded queries `[CLS] x [SEP]`."""
+    """Returns the query tower's input for padded queries `[CLS] x [SEP]`."""
     ...
 
   def block_input(
     self, token_ids: Int[AnyArray, "n l"]
   ) -> Int[AnyArray, "n p"]:
-    """Returns what is read of the padded `[CLS] title [SEP] body [SEP]`."""
+    """Returns the block tower's input for `[CLS] title [SEP] body [SEP]`."""
     ...
 
   def embed_queries(
@@ -98,7 +99,7 @@ class Retriever(Component, Protocol):
 
 @runtime_checkable
 class HopRetriever(Retriever, Protocol):
-  """A retriever that also reads a query together with what it has found."""
+  """A retriever that also embeds a query together with a retrieved block."""
 
   def hop_queries(
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
@@ -109,7 +110,7 @@ class HopRetriever(Retriever, Protocol):
   def embed_hop_queries(
     self, queries: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
-    """Embeds them, padded, or the laid out sequences of `query_input`."""
+    """Embeds these queries, padded, or laid out sequences of `query_input`."""
     ...
 
 
@@ -118,7 +119,7 @@ def embed_queries(
 ) -> Float[Array, "b d"]:
   """Returns the vectors of queries.
 
-  The parameters may be those of `query_tower_parameters` alone.
+  The parameters of `query_tower_parameters` are enough.
   """
   return retriever.apply({"params": params}, token_ids, method="embed_queries")
 
@@ -126,7 +127,7 @@ def embed_queries(
 def embed_hop_queries(
   retriever: HopRetriever, params: Params, token_ids: Int[AnyArray, "b q"]
 ) -> Float[Array, "b d"]:
-  """Returns the vectors of what `hop_queries` makes; see `embed_queries`."""
+  """Returns the vectors of queries that `hop_queries` made."""
   method = "embed_hop_queries"
   return retriever.apply({"params": params}, token_ids, method=method)
 
@@ -143,7 +144,7 @@ class Reader(Component, Protocol):
   """A component that reads a query with its candidates.
 
   Attributes:
-    dropout_rate: Share of what is dropped in training.
+    dropout_rate: Dropout rate in training.
   """
 
   @property
@@ -152,7 +153,7 @@ class Reader(Component, Protocol):
 
 @runtime_checkable
 class TokenReader(Reader, Protocol):
-  """A reader that scores tokens, from a query beside each of its candidates."""
+  """A reader that scores tokens, given a query with each of its candidates."""
 
   def join(
     self,
@@ -160,15 +161,15 @@ class TokenReader(Reader, Protocol):
     candidates: Int[AnyArray, "b k l"],
     token_ids: Int[AnyArray, "b m"] | None = None,
   ) -> PyTree:
-    """Returns what it reads: a tree of `TokenSequences` and arrays.
+    """Returns the reader's inputs: a tree of `TokenSequences` and arrays.
 
-    Sequences and rows of arrays are ordered by query, so that the parts of a
-    batch are parts of each. The step lays out the sequences in bins.
+    Sequences and rows of arrays are ordered by query, so that a batch can be
+    split. The step lays out the sequences in bins.
 
     Args:
       query, candidates: Queries, and the blocks of each.
-      token_ids: The targets that are learned; None where there are none. A
-        reader that writes needs them here to have logits of all but the first.
+      token_ids: Target tokens, if there are any. A reader that writes feeds
+        them to its decoder, to predict each token from the ones before.
     """
     ...
 
@@ -181,9 +182,9 @@ class TokenReader(Reader, Protocol):
     """Returns scores of the vocabulary for each target token, by candidate.
 
     Args:
-      inputs: What `join` returns, laid out.
-      positions: Places of the targets in the query, if they are masked there.
-      token_ids: The targets, the same as `join` was given.
+      inputs: Inputs that `join` returned, laid out.
+      positions: Positions of the masked targets in the query.
+      token_ids: Target tokens, the same as in `join`.
     """
     ...
 
@@ -236,11 +237,11 @@ class TextReader(Reader, Protocol):
   def vocab_size(self) -> int | None: ...
 
   def cross_attention(self, params: Params, inputs: PyTree) -> Any:
-    """Returns how much it attends to each candidate, to learn from."""
+    """Returns the reader's attention to each candidate, as a target."""
     ...
 
 
-# The next evaluation in a process need not trace an equal module again.
+# Cached, so that another evaluation in the process does not trace again.
 @functools.lru_cache(maxsize=64)
 def _abstract_parameters(
   module: Component, query_length: int, block_length: int
@@ -254,8 +255,8 @@ def _abstract_parameters(
 class Components(Mapping[str, Any]):
   """The modules of a run by name, such as `retriever` and `reader`.
 
-  They compare by value and can be hashed, so that `jax.jit` knows what it has
-  compiled. A component that is None is left out.
+  They compare by value and can be hashed, so that `jax.jit` caches compiled
+  programs by them. A component that is None is left out.
   """
 
   def __init__(self, components: Mapping[str, Component | None]):
@@ -295,7 +296,7 @@ class Components(Mapping[str, Any]):
     """The component `retriever`, for two hops.
 
     Raises:
-      RealmError: It is of another kind.
+      RealmError: The retriever is not a `HopRetriever`.
     """
     retriever = self["retriever"]
     if not hasattr(retriever, "hop_queries"):
@@ -310,27 +311,27 @@ class Components(Mapping[str, Any]):
     """The component `reader`.
 
     Raises:
-      RealmError: The run has none.
+      RealmError: The run has no reader.
     """
     return self["reader"]
 
   @property
   def token_reader(self) -> TokenReader:
-    """The component `reader`, which scores tokens.
+    """The component `reader`, checked to be one that scores tokens.
 
     Raises:
-      RealmError: The run has none, or another kind.
+      RealmError: The run has no reader, or one of another kind.
     """
     return self._reader("token_logits", "scores tokens of the query")
 
   @property
   def span_reader(self) -> SpanReader:
-    """The component `reader`, which points at spans; raises as above."""
+    """The component `reader`, checked to be one that points at spans."""
     return self._reader("max_answer_width", "points at spans")
 
   @property
   def text_reader(self) -> TextReader:
-    """The component `reader`, which writes texts; raises as above."""
+    """The component `reader`, checked to be one that writes texts."""
     return self._reader("target_length", "writes texts")
 
   def _reader(self, attribute: str, does: str) -> Any:
@@ -348,7 +349,7 @@ class Components(Mapping[str, Any]):
     return getattr(self._modules.get("reader"), "view", None)
 
   def only(self, names: Collection[str]) -> "Components":
-    """Returns those of these names that there are."""
+    """Returns the components with these names; missing ones are left out."""
     return Components({n: module for n, module in self.items() if n in names})
 
   def abstract_parameters(
@@ -369,20 +370,20 @@ class Components(Mapping[str, Any]):
   ) -> "Components":
     """Returns the same components for the vocabularies of a corpus.
 
-    A component with a `view` is given the vocabulary sizes of the views, too.
+    Components with a `view` also get the vocabulary sizes of the views.
 
     Raises:
-      RealmError: One is configured for another vocabulary.
+      RealmError: A component is configured for another vocabulary.
     """
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
       "vocab_size": vocab_size,
       "separator_id": separator_id,
     }
     return Components(
       {
-        name: module.for_vocabulary(**given, views=views)
+        name: module.for_vocabulary(**settings, views=views)
         if hasattr(module, "view")
-        else module.for_vocabulary(**given)
+        else module.for_vocabulary(**settings)
         for name, module in self.items()
       }
     )

@@ -1,4 +1,4 @@
-"""The reader (knowledge-augmented encoder): query and block together."""
+"""The reader (knowledge-augmented encoder), which joins query and block."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class JointInputs(NamedTuple):
   """Queries with their candidates, ordered by query, then candidate.
 
   Attributes:
-    tokens: `[CLS] x [SEP] body [SEP]` of each, or its layout in bins.
+    tokens: `[CLS] x [SEP] body [SEP]` of each pair, or its layout in bins.
     body_start: Position of a block's body in its joint input.
     body_length: Number of body tokens in the joint input.
   """
@@ -43,13 +43,13 @@ class JointInputs(NamedTuple):
 
   @property
   def sequences(self) -> Sequences:
-    """The tokens, which have been laid out."""
+    """The tokens, once they are laid out."""
     assert isinstance(self.tokens, Sequences)
     return self.tokens
 
 
 class Spans(NamedTuple):
-  """Scores of answer spans: start i, width w + 1, in tokens of the body."""
+  """Scores of answer spans by start i and width w + 1, in body tokens."""
 
   logits: Float[Array, "b k l w"]
   is_span: Bool[Array, "b k l w"]
@@ -58,20 +58,20 @@ class Spans(NamedTuple):
 class _Parameters(nn.Module):
   """Parameters by name, with their initializers and shapes."""
 
-  made: dict[str, tuple[nn.initializers.Initializer, tuple[int, ...]]]
+  specs: dict[str, tuple[nn.initializers.Initializer, tuple[int, ...]]]
 
   @nn.compact
   def __call__(self) -> list[AnyArray]:
-    return [self.param(name, *made) for name, made in self.made.items()]
+    return [self.param(name, *spec) for name, spec in self.specs.items()]
 
 
 class SpanHead(nn.Module):
   """Scores spans: start + end, ReLU, LayerNorm, dense to 1 (as released).
 
   The paper writes MLP([h_start; h_end]) (section 3.2); the released reader
-  projects to twice `size` and adds the halves. Three sums over a span's
-  features give its score, so that no array of spans by features, some
-  gigabytes for a batch, is ever in memory.
+  projects to twice `size` and adds the halves. LayerNorm and the last layer are
+  computed from three sums over a span's features, so that the array of spans by
+  features, gigabytes for a batch, is never in memory.
   """
 
   config: BertConfig
@@ -87,8 +87,8 @@ class SpanHead(nn.Module):
     projected = dense(self.config, size, axes, "projection")(hidden)
     start, end = jnp.split(projected.astype(jnp.float32), 2, axis=-1)
     zeros, ones = nn.initializers.zeros, nn.initializers.ones
-    # Released readers have a deviation of 0.02 here, which takes longer to
-    # learn: see docs/fidelity.md.
+    # The released readers use a standard deviation of 0.02 here, which learns
+    # more slowly (docs/fidelity.md).
     normal = nn.initializers.lecun_normal()
     vector, matrix = (self.size,), (self.size, 1)
     norm = {"scale": (ones, vector), "bias": (zeros, vector)}
@@ -145,7 +145,7 @@ class BertReader(BertComponent):
 
   @property
   def dropout_rate(self) -> float:
-    """Share of what is dropped."""
+    """Dropout rate in training."""
     return self.bert.dropout_rate
 
   def join(
@@ -154,7 +154,7 @@ class BertReader(BertComponent):
     candidates: Int[AnyArray, "b k l"],
     token_ids: Int[AnyArray, "b m"] | None = None,
   ) -> JointInputs:
-    """Returns what the reader reads of queries and their candidates alone."""
+    """Joins queries and candidates; the target `token_ids` are not needed."""
     del token_ids
     joint = sequences.join(
       query,
@@ -171,7 +171,7 @@ class BertReader(BertComponent):
     positions: Int[AnyArray, "b m"],
     token_ids: Int[AnyArray, "b m"],
   ) -> Float[Array, "b k m v"]:
-    """Returns `masked_lm`: this reader does not see the words it predicts."""
+    """Returns `masked_lm`; the targets are not among the reader's inputs."""
     del token_ids
     return self.masked_lm(inputs, positions)
 
@@ -183,8 +183,8 @@ class BertReader(BertComponent):
   ) -> Float[Array, "b k m v"]:
     """Returns the logits of the words behind the masks, by candidate.
 
-    The query opens a joint input, so a mask has the same position there. What
-    the encoder returns for the inputs is `hidden`, where it is known.
+    A joint input begins with the query, so masks keep their positions. `hidden`
+    is the encoder's output for the inputs, if it has been computed already.
     """
     joint = inputs.sequences
     hidden = self.encoder(joint) if hidden is None else hidden
@@ -195,7 +195,7 @@ class BertReader(BertComponent):
     masked = masked.reshape(batch, num_candidates, num_masks, -1)
     masked = nn.with_logical_constraint(masked, _BY_CANDIDATE)
     logits = self.masked_lm_head(masked, self.encoder.word_embeddings)
-    # Along the vocabulary they are divided as the embeddings are.
+    # The vocabulary axis is sharded in the same way as the embeddings.
     axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
     return nn.with_logical_constraint(logits, axes)
 
@@ -219,7 +219,7 @@ class BertReader(BertComponent):
   def bodies(
     self, inputs: JointInputs, hidden: Float[Array, "r l d"], *, num_starts: int
   ) -> tuple[Float[Array, "b k s d"], Bool[Array, "b k s w"]]:
-    """Returns the states of the tokens of bodies, and which spans there are."""
+    """Returns the hidden states of bodies, and the mask of valid spans."""
     joint = inputs.sequences
     batch, num_candidates = inputs.body_start.shape
     body_length = jnp.asarray(inputs.body_length)
@@ -242,7 +242,7 @@ class BertReader(BertComponent):
     *,
     num_starts: int,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
-    """Returns what `masked_lm` and `spans` do, and encodes the inputs once."""
+    """Returns `masked_lm` and `spans`, with a single pass of the encoder."""
     hidden = self.encoder(inputs.sequences)
     return (
       self.masked_lm(inputs, mask_positions, hidden),
@@ -255,7 +255,7 @@ class BertReader(BertComponent):
     candidates: Int[AnyArray, "b k l"],
     mask_positions: Int[AnyArray, "b m"] | None = None,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
-    """Runs both heads on padded inputs, so that `init` makes all parameters."""
+    """Runs both heads on padded inputs, so `init` creates all parameters."""
     if mask_positions is None:
       mask_positions = jnp.zeros((len(query), 1), jnp.int32)
     return self.masked_lm_and_spans(

@@ -26,17 +26,17 @@ from realm_jax.settings import (
 # Parameters of the tower that embeds the queries of a second search.
 HOP_TOWER = "hop_tower"
 POOLINGS = ("pooler", "cls", "mean", "last")
-# Component that stays as the retriever of INITIAL_CHECKPOINT is.
+# Component that keeps a frozen copy of INITIAL_CHECKPOINT's retriever.
 START_RETRIEVER = "start_retriever"
-# That of all matrix products that only retrieval depends on. By default those
-# of float32 are rounded to bfloat16 on TPUs.
+# Precision of matrix products for retrieval scores. By default, TPUs would
+# round float32 inputs to bfloat16.
 PRECISION = jax.lax.Precision.HIGHEST
-# The square of the length below which vectors are not normalized.
+# Squared length below which vectors are not normalized.
 _MIN_SQUARE = 1e-24
 
 
 class Tower(nn.Module):
-  """Embeds sequences by BERT, a pooling, and a projection with LayerNorm.
+  """Embeds sequences with BERT, pooling, and a projection with LayerNorm.
 
   REALM's released embedder pools with BERT's pooler (dense and tanh over
   [CLS]); the paper's text says raw [CLS] (section 3.3).
@@ -67,8 +67,8 @@ class Tower(nn.Module):
     else:
       first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
-    # A vector for each sequence costs nothing, and decides what is retrieved:
-    # it is computed in float32 whatever the encoder's type is.
+    # Pooled vectors are few, and decide which blocks are retrieved: they are
+    # computed in float32, whatever the encoder's type is.
     pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     pooled = pooled.astype(jnp.float32)
     config = dataclasses.replace(self.bert, dtype=jnp.float32)
@@ -81,7 +81,7 @@ class Tower(nn.Module):
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
-      # As in the released inverse cloze, which has its library's default.
+      # As in the released inverse cloze code, which uses TensorFlow's default.
       init = nn.initializers.glorot_uniform()
       pooled = dense(size, axes, "projection", init=init)(pooled)
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
@@ -104,22 +104,22 @@ class BertRetriever(bert.BertComponent):
 
   Attributes:
     shared_towers: Whether queries and blocks share all parameters.
-    pooling: `pooler` (as released), `cls` (as in the paper), `mean` or `last`,
-      which is the last [SEP].
+    pooling: `pooler` (as released), `cls` (as in the paper), `mean`, or `last`
+      (the last [SEP]).
     projection_size: Dimension of the vectors; None leaves out the projection
       and its LayerNorm.
-    projection_norm_eps: Epsilon of that LayerNorm.
+    projection_norm_eps: Epsilon of the projection's LayerNorm.
     projection_dropout_rate: Dropout rate of the vectors.
     normalize: Whether vectors have length 1; then raise `score_scale`.
     score_scale: Factor of every inner product.
     query_prefix: Ids of tokens between [CLS] and a query, for retrievers that
-      were trained with them, such as E5.
+      were trained with a prefix, such as E5.
     block_prefix: Ids of tokens between [CLS] and a block, likewise.
     title_separator: Whether [SEP] separates title and body.
     token_types: Whether tokens after the first [SEP] are of type 1.
-    hop_length: Number of tokens of a query together with a block that was found
-      for it, where a second search follows the first; a tower of its own then
-      embeds both. None if none does.
+    hop_length: Number of tokens of a query together with a retrieved block, for
+      the queries of a second search, which a third tower embeds. None for a
+      retriever of one hop.
   """
 
   shared_towers: bool = True
@@ -163,7 +163,7 @@ class BertRetriever(bert.BertComponent):
     return self.projection_size or self.bert.hidden_size
 
   def query_tower_parameters(self, params: Params) -> Params:
-    """Returns the part of the parameters that embeds queries, of both hops."""
+    """Returns the parameters that embed queries, also those of a second hop."""
     names = ["tower" if self.shared_towers else "query_tower"]
     if self.hop_length is not None:
       names.append(HOP_TOWER)
@@ -189,12 +189,11 @@ class BertRetriever(bert.BertComponent):
   ) -> Int[AnyArray, "b k p"]:
     """Returns the queries of a second search, `[CLS] x [SEP] title body [SEP]`.
 
-    As in MDR (Xiong et al. 2020, arXiv 2009.12756), a query is read together
-    with each block that the first search has found. `embed_hop_queries` embeds
-    it.
+    As in MDR (Xiong et al. 2020, arXiv 2009.12756), a query is joined with each
+    block of the first search. `embed_hop_queries` embeds them.
 
     Raises:
-      RealmError: There is no `hop_length`.
+      RealmError: `hop_length` is None.
     """
     if self.hop_length is None:
       raise RealmError(
@@ -217,17 +216,17 @@ class BertRetriever(bert.BertComponent):
   def embed_hop_queries(
     self, queries: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
-    """Embeds what `hop_queries` returns, or sequences that `query_input` makes.
+    """Embeds the queries of `hop_queries`, or sequences made by `query_input`.
 
-    In MDR the query tower embeds them. Without gold paths, what a second search
-    learns with it makes the first one forget, so they have their own tower.
+    MDR uses the query tower here. Trained without gold paths, a shared tower
+    forgets the first search, so the second one has its own.
     """
     return _embed(self.hop_tower, queries, self.query_input)
 
   def embed_blocks(
     self, blocks: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
-    """Embeds `[CLS] title [SEP] body [SEP]`, or what `block_input` makes."""
+    """Embeds `[CLS] title [SEP] body [SEP]`, or sequences of `block_input`."""
     return _embed(self.block_tower, blocks, self.block_input)
 
   def __call__(
@@ -235,7 +234,7 @@ class BertRetriever(bert.BertComponent):
     query: Int[AnyArray, "*b q"] | Sequences,
     block: Int[AnyArray, "*c l"] | Sequences,
   ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
-    """Embeds both sides; `init` makes every parameter."""
+    """Embeds both sides, so that `init` creates every parameter."""
     if self.is_initializing() and self.hop_length is not None:
       self.embed_hop_queries(query)
     return self.embed_queries(query), self.embed_blocks(block)
@@ -256,9 +255,9 @@ def _embed(
 def shortened(
   retriever: Any, vectors: Float[Array, "*n d"], size: int | None
 ) -> Float[Array, "*n _"]:
-  """Returns the first elements of vectors, with length 1 if the whole has.
+  """Truncates vectors to `size` elements; None keeps all.
 
-  With None they are all of the elements.
+  If the retriever normalizes its vectors, so are the truncated ones.
   """
   if size is None:
     return vectors
@@ -267,9 +266,9 @@ def shortened(
 
 
 def normalized(vectors: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-  """Returns vectors of length 1; those that are 0 remain."""
-  # The bound lies inside the root, whose slope at 0 is infinite: the mean of a
-  # sequence without tokens is 0, and packed batches have such.
+  """Scales vectors to length 1; zero vectors stay zero."""
+  # The bound is inside the root, whose derivative at 0 is infinite. Packed
+  # batches have empty sequences, whose mean is the zero vector.
   square = jnp.sum(vectors**2, axis=-1, keepdims=True)
   return vectors / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
 

@@ -86,11 +86,11 @@ class Agreement:
       self._store.key_value_set(f"{folder}/{self.index}", own)
       return json.loads(self._wait_for(f"{folder}/decision"))
     others = (self._wait_for(f"{folder}/{i}") for i in range(1, self.count))
-    given = [json.loads(text) for text in (own, *others)]
-    asked = {entry["what"] for entry in given}
-    if asked != {what}:
-      raise ProcessesError(f"the processes are out of step: {sorted(asked)}")
-    decision = json.dumps(rule([entry["fact"] for entry in given]))
+    entries = [json.loads(text) for text in (own, *others)]
+    names = {entry["what"] for entry in entries}
+    if names != {what}:
+      raise ProcessesError(f"the processes are out of step: {sorted(names)}")
+    decision = json.dumps(rule([entry["fact"] for entry in entries]))
     self._store.key_value_set(f"{folder}/decision", decision)
     # Whoever asks for this decision has read the one before.
     if number:
@@ -105,7 +105,7 @@ class Agreement:
     if self.count == 1:
       return compute()
     own = _outcome(compute) if self.is_leader else None
-    return _value(self.exchange(what, own, lambda given: given[0]))
+    return _value(self.exchange(what, own, lambda facts: facts[0]))
 
   def on_all_processes(self, what: str, compute: Callable[[], T]) -> T:
     """Returns what this process computes, if all processes succeed.
@@ -120,18 +120,18 @@ class Agreement:
       _value(outcome, f"process {process}: ")
     return computed[0]
 
-  def require_same(self, given: Mapping[str, Any]) -> None:
-    """Compares what all processes were given, and the program that they run.
+  def require_same(self, settings: Mapping[str, Any]) -> None:
+    """Checks that all processes have the same settings and program.
 
-    Values have the names by which the error calls them. Of a dataclass the
-    fields are compared, and theirs.
+    Settings are keyed by what error messages call them. Dataclasses are
+    compared field by field, recursively.
 
     Raises:
       ProcessesError: A value differs.
     """
     if self.count == 1:
       return
-    first, *others = self.exchange("what runs", description_of(given), list)
+    first, *others = self.exchange("what runs", description_of(settings), list)
     for process, values in enumerate(others, 1):
       for name in first:
         if (value := values.get(name)) != first[name]:
@@ -231,10 +231,10 @@ def _value(outcome: Fact, prefix: str = "") -> Fact:
   raise error
 
 
-def description_of(given: Mapping[str, Any]) -> dict[str, str]:
-  """Returns values as texts, with the fields of dataclasses, and the program.
+def description_of(settings: Mapping[str, Any]) -> dict[str, str]:
+  """Describes settings, with the fields of dataclasses, and the program.
 
-  Values of fields that name directories and files of a host are left out.
+  Fields that name directories and files of a host are left out.
   """
   program = {
     "the version of jax": jax.__version__,
@@ -243,7 +243,7 @@ def description_of(given: Mapping[str, Any]) -> dict[str, str]:
   }
   return dict(
     field
-    for name, value in {**program, **given}.items()
+    for name, value in {**program, **settings}.items()
     for field in _fields(name, value)
   )
 

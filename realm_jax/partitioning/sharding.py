@@ -191,7 +191,7 @@ def replicate(tree: T, mesh: Mesh) -> T:
 def to_devices(batch: T, mesh: Mesh) -> T:
   """Returns global arrays, from a tree of this process's rows on the host.
 
-  The rows of each group stand together, in the order of `RowGroups.own`. It
+  The rows of each group stand together, in the order of `RowGroups.local`. It
   does not communicate, either.
   """
   return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
@@ -213,14 +213,14 @@ class RowGroups(NamedTuple):
   """The groups of equal size into which the rows of a global batch are divided.
 
   Attributes:
-    own: Groups whose rows the devices of this process hold, in rising order.
+    local: Groups whose rows the devices of this process hold, in rising order.
       Where the model axis spans processes, several hold the same ones.
   """
 
   count: int
-  own: tuple[int, ...]
+  local: tuple[int, ...]
 
-  def own_rows(
+  def local_rows(
     self, num_rows: int, *, parts: int = 1
   ) -> Int[np.ndarray, " local"]:
     """Returns the numbers of this process's rows, in rising order.
@@ -238,7 +238,7 @@ class RowGroups(NamedTuple):
         f"BATCH_SIZE={fitting or groups} or {fitting + groups}, and continue a "
         "run, whose BATCH_SIZE stays, on a number of devices that divides it"
       )
-    return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
+    return np.arange(num_rows).reshape(self.count, -1)[list(self.local)].ravel()
 
 
 @functools.lru_cache

@@ -101,7 +101,7 @@ class Report:
     )
 
   def json(self) -> dict[str, JsonValue]:
-    """Returns the figures by name."""
+    """Returns the costs by name."""
     return {
       "topology": self.topology.name,
       "chips": len(self.topology.devices),
@@ -111,12 +111,12 @@ class Report:
     }
 
   def text(self) -> str:
-    """Returns the figures as a table, and whether the recipe fits."""
+    """Returns the costs as a table, and whether the recipe fits."""
     slice_ = self.topology
     rows: list[Sequence[str]] = [("program", "fits", *_COLUMNS)]
     for cost in self.costs:
-      figures = [(getattr(cost, of), unit) for of, unit in _COLUMNS.values()]
-      cells = ["-" if n is None else f"{n / unit:.2f}" for n, unit in figures]
+      columns = [(getattr(cost, of), unit) for of, unit in _COLUMNS.values()]
+      cells = ["-" if n is None else f"{n / unit:.2f}" for n, unit in columns]
       fits = "yes" if cost.fits else "NO"
       rows.append([f"{cost.kind}: {cost.name}", fits, *cells])
     verdict = "It fits." if self.fits else "It does not fit."
@@ -286,7 +286,7 @@ def _cost(
   arguments: Any,
   topology: Topology,
 ) -> Cost:
-  """Compiles a program, whose arguments are abstract, and takes its figures."""
+  """Compiles a program for abstract arguments, and returns its costs."""
   logging.info("compiling the %s: %s", kind, name)
   try:
     compiled = traced.lower().compile()

@@ -47,8 +47,8 @@ class Topology:
   memory_bandwidth: float
 
 
-# By generation: the last three of a topology's figures.
-_FIGURES: Mapping[str, tuple[int, float, float]] = {
+# Memory, FLOP/s and bandwidth of a chip, by generation.
+_LIMITS: Mapping[str, tuple[int, float, float]] = {
   "v4": (int(30.75 * 2**30), 275e12, 1200e9),
   "v5e": (int(15.75 * 2**30), 197e12, 819e9),
   "v5p": (int(95.74 * 2**30), 459e12, 2765e9),
@@ -86,4 +86,4 @@ def open_topology(name: str) -> Topology:
     raise RealmError(
       f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]})"
     ) from error
-  return Topology(name, tuple(found.devices), *_FIGURES[generation])
+  return Topology(name, tuple(found.devices), *_LIMITS[generation])

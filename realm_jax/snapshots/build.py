@@ -1,4 +1,4 @@
-"""How a snapshot is built from a checkpoint."""
+"""Builds a snapshot from a checkpoint."""
 
 import dataclasses
 import functools
@@ -54,19 +54,20 @@ class SnapshotConfig:
   """Settings of the snapshots of a run.
 
   Attributes:
-    retriever: Towers, which may be for another vocabulary.
+    retriever: Towers; they are adapted to the vocabulary of the corpus.
     index: Index over the vectors: its settings, or the name of its kind.
     stored_dtype: Type of the stored vectors.
-    tokens_per_batch: Upper bound on rows times length of a batch, which bounds
-      the memory of activations.
+    tokens_per_batch: Upper bound on rows × length of a batch, which bounds the
+      memory for activations.
     num_lengths: Upper bound on the number of batch lengths. More lengths mean
       less padding and more compilations.
     shard_blocks: Upper bound on the rows of a file of vectors. A process embeds
-      one file at a time, and loses it if it is killed.
+      one file at a time, and loses its work on it if it is killed.
     query_length: Length of the held-out queries.
-    recall_queries: Number of held-out queries, at least 2. An index that tunes
-      itself does so on half of them; recall is measured on the others.
-    recall_at: Values of k for recall@k; those above the corpus are skipped.
+    recall_queries: Number of held-out queries, at least 2. Half are for tuning
+      an index; recall is measured on the other half.
+    recall_at: Values of k for recall@k; values above the corpus's size are
+      skipped.
   """
 
   retriever: Retriever
@@ -76,13 +77,13 @@ class SnapshotConfig:
   num_lengths: PositiveInt = 16
   shard_blocks: PositiveInt = 1 << 18
   query_length: Annotated[int, Range(least=3)] = 64
-  # One to tune an index on, and another to measure it on.
+  # At least one for tuning, and one for measuring.
   recall_queries: Annotated[int, Range(least=2)] = 512
   recall_at: Sequence[PositiveInt] = (8, 100)
 
   def __post_init__(self) -> None:
     require_valid(self)
-    # An unknown name is an error before anything is embedded.
+    # Raises an error for an unknown name before anything is embedded.
     _ = self.index_config
 
   @property
@@ -92,17 +93,16 @@ class SnapshotConfig:
 
 
 class KnownVectors(NamedTuple):
-  """Vectors that need not be embedded, for the rows of a corpus.
+  """Vectors that a checkpoint, snapshot or import has, and need no embedding.
 
-  They follow from the parameters of a step and the text of a block, and a
-  checkpoint or snapshot has them.
+  A vector is a function of a step's parameters and a block's text.
 
   Attributes:
     rows: Row of each block among the vectors; `NULL_ROW` for a new block.
-    gather: Function from rows of the vectors to these, in float32.
-    oldest_step: Checkpoint step that the oldest of them was embedded with.
-    base: Snapshot that they are of; None if a checkpoint or an import has
-      them.
+    gather: Function from rows to vectors, in float32.
+    oldest_step: Checkpoint step that the oldest vector was embedded with.
+    base: Snapshot with these vectors; None if they are from a checkpoint or an
+      import.
   """
 
   rows: Int[np.ndarray, " N"]
@@ -114,10 +114,10 @@ class KnownVectors(NamedTuple):
 def checkpoint_vectors(
   checkpoints: CheckpointStore, step: int, corpus: Corpus
 ) -> KnownVectors | None:
-  """Returns the vectors of all blocks, if a run kept its rolling index.
+  """Returns the vectors of all blocks, if the run keeps a rolling index.
 
   Raises:
-    CheckpointError: They cannot be read.
+    CheckpointError: The vectors cannot be read.
   """
   if not checkpoints.has_vectors_of(step, corpus.fingerprint):
     if "vectors" in checkpoints.items(step):
@@ -142,11 +142,11 @@ def known_vectors(
   dtype: str,
   agreement: Agreement,
 ) -> KnownVectors | None:
-  """Returns the vectors of the step's snapshot on another corpus version.
+  """Returns vectors from the step's snapshot of another corpus version.
 
-  Then only the blocks that have changed are embedded. The `corpus`, `model` and
-  `dtype` are those of the new snapshot. All processes of the agreement call
-  this, and copy the same vectors.
+  With them, only blocks that have changed are embedded. `corpus`, `model` and
+  `dtype` describe the new snapshot. All processes of the agreement call this,
+  and copy the same vectors.
   """
 
   def has_base() -> bool:
@@ -162,7 +162,7 @@ def known_vectors(
       raise SnapshotError("it is of another model or dtype")
     version = corpus.at(base.corpus_version, base.corpus_fingerprint)
     vectors.map_all()
-    # Vectors follow from the text: a block with another one is another block.
+    # Vectors are functions of the text, so blocks are matched by content hash.
     hashes = version.content_hashes
     order = np.argsort(hashes, kind="stable")
     place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
@@ -180,10 +180,10 @@ def known_vectors(
 
 
 class CompiledTowers:
-  """The towers that build snapshots of one corpus version, compiled once.
+  """The towers, compiled once for all snapshots of one corpus version.
 
-  The devices of the mesh are those of this process, and the `retriever` is for
-  the vocabulary of the corpus.
+  The mesh has the devices of this process. The attribute `retriever` has the
+  vocabulary of the corpus.
   """
 
   def __init__(
@@ -219,7 +219,7 @@ class CompiledTowers:
 
   @functools.cached_property
   def model(self) -> str:
-    """The checksum of the retriever's settings, parameter shapes and pieces."""
+    """Checksum of the retriever's settings, parameter shapes and vocabulary."""
     params = traverse_util.flatten_dict(self.abstract_params(), sep="/")
     return json_checksum(
       {
@@ -232,8 +232,8 @@ class CompiledTowers:
   def identity(self, params: Params, known: KnownVectors | None) -> str:
     """Returns a checksum of everything that determines the vectors.
 
-    The index's settings are among it, so that an index with others is written
-    to another folder and not over one that readers may be loading.
+    It includes the index's settings: an index with other settings is written to
+    another folder, and not over files that readers may be loading.
     """
     digest = hashlib.sha256()
     flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
@@ -255,7 +255,7 @@ class CompiledTowers:
     return json_checksum(identity)[:16]
 
   def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
-    """Returns held-out sentences: those to tune an index on, and the others."""
+    """Returns held-out sentences, for tuning and for measuring an index."""
     config, corpus, rng = self.config, self.corpus, np.random.default_rng(0)
     count, total = config.recall_queries, corpus.num_blocks
     rows = rng.choice(total, count, replace=count > total)
@@ -280,23 +280,28 @@ def build_snapshot(
 ) -> None:
   """Builds and publishes the snapshot of a checkpoint.
 
-  The processes of the agreement embed their own shards (shard s belongs to
-  process s mod count), and wait for all. Then process 0 builds the index,
-  measures its recall and commits. An index without vectors has no shards, and
-  one without files is not built. What an interrupted build has finished is
-  used. A snapshot that is published for this step is replaced, and of one on
-  another version of the corpus the vectors of unchanged blocks are kept.
+  Each process of the agreement embeds its shards (process s mod count has shard
+  s), and waits for the others. Then process 0 builds the index, measures its
+  recall and commits. An index without vectors has no shards, and an index
+  without files is not built. Shards that an interrupted build finished are
+  used. The new snapshot replaces one that is published for this step; if that
+  one is for another corpus version, the vectors of unchanged blocks are reused.
 
-  The `params` of the retriever are on the devices, and the `known` vectors need
-  not be embedded. The `identity` names the draft; None is the identity of the
-  towers. The function `check` is called regularly, and an exception stops the
-  work.
+  Args:
+    towers: Compiled towers, with the settings.
+    step: Checkpoint step.
+    params: Parameters of the retriever, on the devices.
+    store: Store of the snapshots.
+    agreement: Processes that share the work.
+    known: Vectors that need not be embedded.
+    identity: Name of the draft; None is the identity of the towers.
+    check: Function that is called regularly; an exception stops the work.
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
     DamagedFileError: A shard has changed; the next call embeds it again.
     SnapshotError: A vector is not finite.
-    RecallError: The recall of the index is below what its settings want.
+    RecallError: The recall of the index is below its settings' minimum.
     ProcessesError: Another process has failed.
   """
   config, corpus, layout = towers.config, towers.corpus, towers.layout
@@ -342,7 +347,8 @@ def build_snapshot(
     save_query_tower(files.root, jax.device_get(query_tower))
     index_folder = config.index_config.kind
     if files.is_copied:
-      # A builder that was cut off for long may go on to write to the bucket.
+      # Another builder, which was cut off for long, may still be writing to the
+      # bucket.
       index_folder += f"-{secrets.token_hex(4)}"
     vectors, recall, report = Embeddings(files, layout), {}, {}
     build_seconds = 0.0
@@ -400,9 +406,9 @@ def publish_vectors(
 ) -> None:
   """Publishes vectors that were embedded elsewhere, in the blocks' order.
 
-  Raises:
-    SnapshotError: Their number or dimension is wrong, or one is not finite.
-    And what `build_snapshot` raises.
+  Raises the errors of `build_snapshot`, and:
+    SnapshotError: The vectors' number or dimension is wrong, or one is not
+      finite.
   """
   layout = towers.layout
   if tuple(vectors.shape) != (layout.num_blocks, layout.dim):

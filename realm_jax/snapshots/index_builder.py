@@ -1,9 +1,8 @@
 """The index builder: follows a run's checkpoints and publishes snapshots.
 
-It shares files with the trainer and nothing else; either may be killed,
-restarted or moved to another host. Its processes, each with its own devices,
-are those of one command: they start together, share the work of a snapshot
-and stop together.
+It shares nothing with the trainer but files; either may be killed, restarted or
+moved to another host. The processes of one builder, each with its own devices,
+start together, share the work on a snapshot, and stop together.
 """
 
 import contextlib
@@ -58,42 +57,41 @@ from realm_jax.storage.sole_process import sole_process
 from realm_jax.storage.staging import DamagedFileError
 
 _REMINDER_SECONDS = 60.0
-# A trainer that removes a checkpoint removes its files first: one that cannot
-# be read may be gone at the next attempt.
+# An unreadable checkpoint may be one that the trainer is removing, and gone at
+# the next attempt.
 _ATTEMPTS = 5
 
 
 class PreemptedError(RealmError):
-  """SIGTERM came during a build."""
+  """The builder got SIGTERM during a build."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IndexBuilderConfig:
   """Settings of the index builder.
 
-  A snapshot is built on the newest version of the corpus. In the mode
-  `newest`, and with `once`, the newest checkpoint's snapshot is built again
-  when the corpus gets a newer version. In the mode `every` a published
-  snapshot keeps its version, because a run that resumes must find the same
-  snapshot again.
+  A snapshot is built on the newest corpus version. In the mode `newest`, and
+  with `once`, the newest checkpoint's snapshot is rebuilt when the corpus gets
+  a newer version. In the mode `every`, a published snapshot keeps its version,
+  because a resumed run must find the same snapshot again.
 
   Attributes:
     mode: Checkpoints to build from: `newest` always takes the newest one;
       `every` skips none, for a trainer that waits for its snapshots.
-    refresh_every_steps: Distance of the checkpoints to build from, in steps;
-      others are skipped, but not with `once`. It is the trainer's
-      `RefreshConfig.refresh_every_steps`. None builds from all.
-    once: Whether to return after one snapshot: the newest checkpoint's, or
-      first the one that this checkpoint uses, if it is gone.
-    checkpoint_step: The only checkpoint to build from, which implies `once`.
-    keep_snapshots: Number of the newest snapshots that stay. Those that
-      checkpoints need stay as well.
-    poll_seconds: Time between two looks for checkpoints; None is 1 on a disk,
-      and 10 where a look is a request to a bucket.
+    refresh_every_steps: Distance in steps of the checkpoints to build from,
+      the same as the trainer's `RefreshConfig.refresh_every_steps`. Others are
+      skipped, except with `once`. None builds from all.
+    once: Whether to return after one snapshot. It is the newest checkpoint's,
+      unless the snapshot that this checkpoint uses is gone: then it is that.
+    checkpoint_step: The only checkpoint to build from; implies `once`.
+    keep_snapshots: Number of newest snapshots to keep, in addition to those
+      that checkpoints need.
+    poll_seconds: Polling interval for checkpoints; None is 1 s on a disk, and
+      10 s in a bucket, where each poll is a request.
     retry_seconds: Time to wait when the disk is full.
-    publish_if_better: Whether a checkpoint is skipped whose retriever is worse
-      than the newest snapshot by held-out feedback.
-    feedback_dir: The feedback log; None is MODEL_DIR/feedback.
+    publish_if_better: Whether to skip a checkpoint whose retriever is worse
+      than the newest snapshot on held-out feedback.
+    feedback_dir: Directory of the feedback log; None is MODEL_DIR/feedback.
   """
 
   mode: Literal["newest", "every"] = "newest"
@@ -131,23 +129,23 @@ def build_index(
   publish_if_better: bool = False,
   stop: threading.Event | None = None,
 ) -> list[int]:
-  """Builds snapshots of the checkpoints of a run, until SIGTERM or for one.
+  """Builds snapshots of a run's checkpoints, until SIGTERM or a single one.
 
   The run in `model_dir` need not have checkpoints yet, and the corpus may be
-  updated meanwhile. With `once` and `publish_if_better` the settings of these
-  names are turned on. The event `stop` ends it; None is one that SIGTERM sets.
-  Returns the steps that were published.
+  updated while this runs. `once` and `publish_if_better` turn on the settings
+  of these names. The event `stop` ends it; None is an event that SIGTERM sets.
+  Returns the published steps.
 
   Raises:
-    DiskFullError: The disk is full, with `once`; otherwise it is waited for.
+    DiskFullError: The disk is full, with `once`; otherwise this tries again.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
-      be read, or that of `checkpoint_step` is gone. Other unreadable ones are
-      skipped.
+      be read, or the checkpoint of `checkpoint_step` is gone. Other unreadable
+      checkpoints are skipped.
     ProcessesError: The processes differ, or another one has failed.
-    SoleProcessError: Another index builder builds these snapshots already.
+    SoleProcessError: Another index builder already builds these snapshots.
     StoreAccessError: A bucket cannot be read or written.
-    RecallError: With `once` or in the mode `every`, the recall of an index is
-      below what its settings want; otherwise the checkpoint is skipped.
+    RecallError: The recall of an index is below its settings' minimum, with
+      `once` or in the mode `every`; otherwise the checkpoint is skipped.
   """
   once = once or builder.once or builder.checkpoint_step is not None
   poll = builder.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)
@@ -189,7 +187,7 @@ def build_index(
 
 
 class _Choice(NamedTuple):
-  """What all processes do next: build a snapshot, wait for a step, or end."""
+  """Next action of all processes: build a snapshot, wait, or end."""
 
   step: int | None = None
   corpus_version: int = 0
@@ -199,12 +197,14 @@ class _Choice(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class _IndexBuilder:
-  """One process of an index builder, as `build_index` has opened it.
+  """One process of an index builder.
 
-  In process 0, `corpus` is of the newest version that it has seen, and
-  `check_role` checks the right to publish. The event `stop` ends waits.
-  `failed` has the errors of the steps that could not be built, and `worse` the
-  steps that are not built because feedback speaks against them.
+  Attributes:
+    corpus: Corpus; in process 0, the newest version seen so far.
+    stop: Event that ends waits.
+    check_role: Function that checks, in process 0, the right to publish.
+    failed: Errors of the steps that could not be built.
+    worse: Steps that are not built because feedback speaks against them.
   """
 
   config: IndexBuilderConfig
@@ -222,24 +222,24 @@ class _IndexBuilder:
 
   def __post_init__(self) -> None:
     self._uses = SnapshotUses(self.checkpoints)
-    # Reads a manifest once, as long as it stays the same.
+    # Caches manifests by version.
     self._manifest = functools.lru_cache(
       lambda step, version: self.store.manifest(step)
     )
 
   def check(self) -> None:
-    """Raises an error once the index builder must end."""
+    """Raises an error if the index builder must end."""
     try:
       self.check_role()
     except RealmError:
-      # The other processes do not finish their shards first.
+      # Stops the other processes at once, before their shards are finished.
       self.stop.set()
       raise
     if self.stop.is_set():
       raise PreemptedError
 
   def run(self) -> None:
-    """Builds snapshots until `check` raises, or one with `once`."""
+    """Builds snapshots until `check` raises; with `once`, a single one."""
     config, agreement, stop = self.config, self.agreement, self.stop
     agreement.on_process_0("damage", self.store.remove_damaged)
     while not (config.once and self.published):
@@ -287,11 +287,11 @@ class _IndexBuilder:
   def _restore(
     self, choice: _Choice
   ) -> tuple[CompiledTowers, Params, KnownVectors | None]:
-    """Returns what builds, and the towers and the vectors of a checkpoint.
+    """Returns the compiled towers, the parameters and any known vectors.
 
     Raises:
-      CheckpointError: The checkpoint is of another model or vocabulary, cannot
-        be read, or was removed meanwhile.
+      CheckpointError: The checkpoint has another model or vocabulary, cannot be
+        read, or has been removed.
     """
     corpus = self.corpus.at(choice.corpus_version, choice.corpus_fingerprint)
     if self.towers is None or self.towers.corpus is not corpus:
@@ -312,14 +312,14 @@ class _IndexBuilder:
   def _is_worse(
     self, step: int, towers: CompiledTowers, params: Params
   ) -> bool:
-    """Returns whether held-out feedback prefers what is served by now."""
+    """Returns whether held-out feedback prefers the snapshot being served."""
     steps = self.store.steps()
     if not (self.config.publish_if_better and steps):
       return False
-    # Only builders that look at feedback need it.
+    # Only builders with `publish_if_better` need this import.
     from realm_jax.feedback import held_out
 
-    # Its own index is not needed.
+    # RandomConfig avoids loading the index, which is not needed.
     served = load_snapshot(
       *(self.store.directory, steps[-1]),
       corpus=self.corpus,
@@ -343,7 +343,7 @@ class _IndexBuilder:
     return found.is_worse
 
   def _choose(self) -> _Choice:
-    """Returns the choice, or raises the error of what cannot be skipped."""
+    """Chooses the next action; raises an error that cannot be skipped."""
     self.check()
     config = self.config
     try:
@@ -367,7 +367,7 @@ class _IndexBuilder:
     distance = 1 if config.once else config.refresh_every_steps or 1
     wanted = [step for step in steps if step % distance == 0]
     newest = wanted[-1:]
-    # Those that a run uses which resumes from the newest checkpoint come first.
+    # First, snapshots that a run needs to resume from the newest checkpoint.
     needed = set().union(*self._uses.of(steps[-1:]).values())
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
@@ -401,14 +401,14 @@ class _IndexBuilder:
   def _is_skipped(self, step: int, *, is_newest: bool) -> bool:
     """Returns whether a step has failed and is skipped.
 
-    Raises the error of one that may not be skipped.
+    Raises the error of a failed step that may not be skipped.
     """
     if not (errors := self.failed.get(step)):
       return False
     is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)
     if is_unreadable and len(errors) < _ATTEMPTS:
       return False
-    # A trainer that was killed may have left an old one half removed.
+    # A killed trainer may have left an old checkpoint half removed.
     may_skip = is_unreadable and not is_newest
     if isinstance(errors[-1], RecallError):
       may_skip = not self.config.skips_none
@@ -417,7 +417,7 @@ class _IndexBuilder:
     return True
 
   def _prune(self) -> None:
-    """Removes snapshots that nobody needs."""
+    """Removes snapshots that are no longer needed."""
     try:
       steps = self.store.prunable(
         keep=self.config.keep_snapshots,
@@ -433,8 +433,8 @@ class _IndexBuilder:
   def _up_to_date(self, newest: Sequence[int]) -> set[int]:
     """Returns the steps of valid snapshots with these settings.
 
-    That of the `newest` checkpoint must be of the newest version of the corpus,
-    unless none is skipped. Others may be of any version that still exists.
+    The snapshot of the `newest` checkpoint must have the newest corpus version,
+    unless the mode is `every`. Others may have any version that still exists.
     """
     index, corpus = self.snapshot.index_config, self.corpus
     steps = set()
@@ -471,11 +471,11 @@ def index_of_run(
   index_scores: bool = False,
   retrieve_on_device: bool = False,
 ) -> IndexConfig:
-  """Returns the index that a run is searched by.
+  """Returns the settings of a run's index.
 
-  It is of the kind of the newest snapshot, if there is one, or else of the
-  one that the run needs. An index of a kind that is not among the arguments has
-  the settings of the newest snapshot.
+  The kind is that of the newest snapshot, or else the one that the run needs.
+  If the kind is not among the arguments, the settings are the newest
+  snapshot's.
 
   Raises:
     IndexLoadError: The newest snapshot has an index of no known kind.

@@ -1,4 +1,4 @@
-"""Loading of snapshots: files are verified, and the index is ready."""
+"""Loads snapshots: verifies their files and prepares their index."""
 
 import dataclasses
 
@@ -35,9 +35,10 @@ from realm_jax.snapshots.vectors import (
 class Snapshot:
   """A verified snapshot with its index in memory.
 
-  The corpus is of the version that it was built on. The `query_params` are of
-  the query tower that belongs to its vectors, and the `embeddings` of all
-  blocks are memory-mapped.
+  Attributes:
+    corpus: Corpus version that the snapshot was built on.
+    query_params: Parameters of the query tower that matches the vectors.
+    embeddings: Vectors of all blocks, memory-mapped.
   """
 
   step: int
@@ -49,20 +50,20 @@ class Snapshot:
 
   @property
   def oldest_step(self) -> int:
-    """The checkpoint step that its oldest vector was embedded with."""
+    """Checkpoint step that the oldest vector was embedded with."""
     return self.manifest.oldest_step
 
   @property
   def num_blocks(self) -> int:
-    """The number of blocks."""
+    """Number of blocks."""
     return self.manifest.num_blocks
 
   @property
   def device_vectors(self) -> jax.Array | None:
-    """The vectors as they are stored, divided over the devices of the index.
+    """The stored vectors, sharded over the devices of the index.
 
-    It is None of another index than the exact one, and where the devices hold
-    the vectors with fewer digits.
+    None unless the index is exact and the devices hold the vectors in full
+    precision.
     """
     if not isinstance(self.index, ExactIndex):
       return None
@@ -91,18 +92,19 @@ def load_snapshot(
     snapshots_dir: Directory of the snapshots.
     step: Checkpoint step.
     corpus: Corpus of the snapshot, in any version.
-    mesh: Mesh of an index on devices and of the query tower's parameters, which
-      otherwise stay on the host.
+    mesh: Mesh for an index on devices and for the query tower's parameters;
+      without one they stay on the host.
     index: Settings of another index to build over the same blocks.
-    beside_training: Whether files are verified by a thread of low priority,
-      an index that must not load in this process gets one of its own, and the
-      vectors of an exact index are read from the devices alone.
+    beside_training: Whether a training run loads the snapshot. Then a thread of
+      low priority verifies files, an index that must not load in this process
+      gets a separate one, and the vectors of an exact index are read only from
+      the devices.
     reads_vectors: Whether the vectors will be read besides the index. If not,
-      their files are verified, or copied, only if they are read nevertheless.
+      their files are verified, or copied, only on the first access.
 
   Raises:
-    SnapshotError: It is missing, or of another corpus.
-    DamagedSnapshotError: It differs from what was published.
+    SnapshotError: The snapshot is missing, or for another corpus.
+    DamagedSnapshotError: The snapshot differs from what was published.
     IndexCrashedError: The index's process ended while it loaded.
   """
   store = SnapshotStore(snapshots_dir)
@@ -117,7 +119,7 @@ def load_snapshot(
   if beside_training and manifest.index_kind == ExactIndex.kind:
     reads_vectors = False
   files.get([QUERY_TOWER, *of_index])
-  # What has been read or mapped stays, even if its file is removed.
+  # Data that was read or mapped stays available if the file is removed.
   query_params = load_query_tower(files.root)
   if mesh is not None:
     query_params = sharding.replicate(query_params, mesh)
@@ -129,12 +131,12 @@ def load_snapshot(
     else:
       config = config_from(manifest.index_kind, manifest.index_parameters)
       directory = files.root / manifest.index_folder
-      if beside_training and config.needs_own_process:
+      if beside_training and config.needs_separate_process:
         loaded = IsolatedIndex(config, directory, blocks)
       else:
         loaded = config.load(directory, blocks)
   except IndexLoadError as error:
-    # If files were removed or changed meanwhile, that is what to report.
+    # If files have been removed or changed, report this instead.
     files.get(of_index, again=True)
     raise SnapshotError(f"{store.path(step)}: {error}") from error
   return Snapshot(step, manifest, corpus, loaded, query_params, embeddings)

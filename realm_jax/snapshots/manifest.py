@@ -16,20 +16,20 @@ from realm_jax.storage.staging import FileRecord, require_below
 FORMAT_VERSION = 4
 StoredDtype = Literal["float32", "bfloat16"]
 _CHECKSUM_KEY = "manifest_sha256"
-# The end of a message about damage.
+# End of messages about damage.
 REMEDY = (
   ", so its snapshot is damaged; remove it and let build_index make it again"
 )
 
 
 class SnapshotError(RealmError):
-  """A snapshot that is missing, damaged or of another corpus or model."""
+  """A snapshot is missing, damaged, or for another corpus or model."""
 
 
 class DamagedSnapshotError(SnapshotError):
-  """A snapshot that differs from what was published; it can be rebuilt.
+  """A snapshot differs from what was published.
 
-  So a run that needs it is started again.
+  It can be rebuilt, so a supervisor restarts a run that needs it.
   """
 
   exit_code = ExitCode.STORE_OUTAGE
@@ -44,9 +44,9 @@ class Manifest:
     corpus_fingerprint: Fingerprint of the corpus that was embedded.
     dtype: Type of the stored vectors.
     recall: Recall@k against exact search on held-out queries, by k; empty for
-      an index that searches exactly, or no vectors.
+      an exact index, or one without vectors.
     oldest_step: Checkpoint step that the oldest vector was embedded with.
-    embed_seconds: Time that embedding took, without what a killed builder did.
+    embed_seconds: Time for embedding, without the work of killed builders.
     files: All files but the manifest, relative to `folder`.
     folder: Directory of the files, relative to the snapshot's directory.
     index_folder: Directory of the index's files, relative to `folder`.
@@ -80,16 +80,16 @@ class Manifest:
   format_version: int = FORMAT_VERSION
 
   def to_json(self) -> str:
-    """Returns the text of the manifest file."""
+    """Returns the contents of the manifest file."""
     return to_checked_json(dataclasses.asdict(self))
 
   @classmethod
   def from_json(cls, text: bytes, path: epath.PathLike) -> "Manifest":
-    """Reads what a manifest file at a path holds.
+    """Parses the contents of a manifest file.
 
     Raises:
-      SnapshotError: It has another format version.
-      DamagedSnapshotError: It is not valid.
+      SnapshotError: The manifest has another format version.
+      DamagedSnapshotError: The manifest is not valid.
     """
     try:
       values = from_checked_json(text)
@@ -112,13 +112,13 @@ class Manifest:
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:
-  """Returns JSON text that holds a checksum of its own values."""
+  """Returns JSON text that includes a checksum of its values."""
   values = {**values, _CHECKSUM_KEY: json_checksum(values)}
   return json.dumps(values, indent=2) + "\n"
 
 
 def from_checked_json(text: str | bytes) -> dict[str, Any]:
-  """Reads what `to_checked_json` wrote.
+  """Parses the text of `to_checked_json`, and verifies its checksum.
 
   Raises:
     ValueError, KeyError: The text is damaged.
@@ -130,5 +130,5 @@ def from_checked_json(text: str | bytes) -> dict[str, Any]:
 
 
 def json_checksum(values: Mapping[str, JsonValue]) -> str:
-  """Returns the SHA-256 of plain values."""
+  """Returns the SHA-256 of JSON values."""
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -2,15 +2,15 @@
 
 snapshots/00000500/manifest.json      written last; names the folder of files
 snapshots/00000500/manifest.damaged   a reader's report that files are damaged
-snapshots/00000500/manifest.removed   since when readers should not begin here
-snapshots/00000500/manifest.trial-0   process 0 of the trainer loads it
-snapshots/00000500/3f2a…/             its files, or those of a build
-snapshots/builder.lock                which process builds snapshots
+snapshots/00000500/manifest.removed   new readers must not start; files go later
+snapshots/00000500/manifest.trial-0   process 0 of the trainer is loading it
+snapshots/00000500/3f2a…/             files of the snapshot, or of a build
+snapshots/builder.lock                the process that builds snapshots
 
-The files of a snapshot are written to a folder of their own, and the
-manifest, which names that folder, is written last, as one whole file. That is
-the same on a disk and on an object store, which cannot rename. For a reader, a
-directory without a valid manifest is no snapshot.
+Each build writes its files to a folder of its own. The manifest, which names
+that folder, is written last, as one whole file. This works on a disk and on an
+object store, which cannot rename. Readers ignore a directory without a valid
+manifest.
 """
 
 import contextlib
@@ -46,19 +46,20 @@ from realm_jax.storage.staging import StagedFiles
 
 FOLDER = "snapshots"
 MANIFEST = "manifest.json"
-# Folder of vectors that were not embedded here: nothing can make them again.
+# Folder of imported vectors, which cannot be embedded again.
 IMPORTED = "imported"
 _DAMAGED = "manifest.damaged"
 _REMOVED = "manifest.removed"
-# A file for each process of a trainer, and how often it may be killed between
-# the beginning of a load and the first search.
+# Each process of a trainer has such a file while it loads a snapshot. It may be
+# killed twice between the start of the load and the first search.
 _TRIAL = "manifest.trial-{}"
 _MAX_KILLS = 2
-# What a report of damage says of files that are as they were published.
+# Text of a damage report if the files match their checksums, but searching them
+# kills the process.
 _KILLS = "kills"
 _STEP = re.compile(r"[0-9]{8,}")
-# How long a reader on another host may need the files of a snapshot that is
-# removed, and how many of such snapshots may take space.
+# Files of a removed snapshot stay this long for readers on other hosts, for at
+# most so many snapshots.
 _REMOVAL_SECONDS = 86_400.0
 _MAX_REMOVED = 3
 
@@ -66,8 +67,8 @@ _MAX_REMOVED = 3
 class SnapshotStore:
   """The snapshots in one directory, local or on an object store.
 
-  Only the one process that builds may publish or remove. The directory need not
-  exist yet.
+  Only the builder may publish or remove snapshots. The directory need not exist
+  yet.
   """
 
   def __init__(self, directory: epath.PathLike):
@@ -82,24 +83,24 @@ class SnapshotStore:
     return sorted(self.versions())
 
   def versions(self, *, after: int = -1) -> dict[int, str]:
-    """Returns a text for each published step that changes with its manifest.
+    """Returns a version string of each published step, from its manifest.
 
-    This lists the directory and then asks for each step later than `after`.
+    Lists the directory, and then makes a request for each step after `after`.
     """
     steps = [step for step in self._all_steps() if step > after]
     versions = {step: self.version(step) for step in steps}
     return {step: version for step, version in versions.items() if version}
 
   def version(self, step: int) -> str | None:
-    """Returns the same text for one step; None where it is not published."""
+    """Returns the version of one step, or None if it is not published."""
     return version_of(self.path(step) / MANIFEST)
 
   def manifest(self, step: int) -> Manifest:
     """Returns the manifest of a step.
 
     Raises:
-      SnapshotError: There is none, or of another format or step.
-      DamagedSnapshotError: It is not valid.
+      SnapshotError: There is no manifest, or it has another format or step.
+      DamagedSnapshotError: The manifest is not valid.
     """
     path = self.path(step) / MANIFEST
     try:
@@ -117,7 +118,7 @@ class SnapshotStore:
   def files(
     self, manifest: Manifest, *, low_priority: bool = False
   ) -> StagedFiles:
-    """Returns the files of a snapshot, which are verified when asked for."""
+    """Returns the files of a snapshot, which are verified on first use."""
     return StagedFiles(
       self.path(manifest.step) / manifest.folder,
       manifest.files,
@@ -130,14 +131,15 @@ class SnapshotStore:
     """Compares the size and, if asked, the checksum of every file.
 
     Raises:
-      SnapshotError: As `manifest`; DamagedSnapshotError for such a file.
+      DamagedSnapshotError: A file differs from the manifest.
+      SnapshotError: As for `manifest`.
     """
     manifest = self.manifest(step)
     self.files(manifest).verify(checksums=checksums)
     return manifest
 
   def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
-    """Turns the error of a full disk into a `DiskFullError` that says more."""
+    """Turns the error of a full disk into a `DiskFullError` with advice."""
     return explain_full_disk(
       self.path(step),
       advice="free some space or lower KEEP_SNAPSHOTS. Published snapshots "
@@ -145,9 +147,9 @@ class SnapshotStore:
     )
 
   def commit(self, manifest: Manifest) -> None:
-    """Publishes the files of `manifest.folder`, in place of the step's others.
+    """Publishes the files of `manifest.folder`, which are complete.
 
-    All of them are written.
+    They replace any other files of the step.
     """
     published = self.path(manifest.step)
     folder = published / manifest.folder
@@ -161,10 +163,10 @@ class SnapshotStore:
     self._remove_folders(manifest.step, but=manifest.folder)
 
   def mark_damaged(self, step: int, *, kills: bool = False) -> None:
-    """Reports damage to the process that builds; a failure is logged.
+    """Reports damage to the builder; a failure to write is logged.
 
-    Files that have their checksums are damaged as well if whoever searches them
-    is killed (`kills`).
+    `kills` reports files that match their checksums, but whose search kills the
+    process.
     """
     path = self.path(step) / _DAMAGED
     with _may_fail(path):
@@ -173,9 +175,9 @@ class SnapshotStore:
   def begin_trial(self, step: int, version: str, process: int) -> bool:
     """Records that a process of a trainer begins to load a snapshot.
 
-    Loading and searching it may kill the process, which would load it again
-    when it is restarted, for ever. Returns False, and records nothing, if this
-    process was killed twice in trials of this `version` of the snapshot.
+    If loading or searching it kills the process, the restarted process would
+    load it again, forever. So this returns False, and records nothing, if the
+    process has been killed twice in trials of this `version` of the snapshot.
     """
     path, kills = self.path(step) / _TRIAL.format(process), 0
     with _may_fail(path):
@@ -187,7 +189,7 @@ class SnapshotStore:
     return kills < _MAX_KILLS
 
   def end_trial(self, step: int, process: int) -> None:
-    """Records that a trial has killed nothing; a failure is logged."""
+    """Records that the process survived; a failure to do so is logged."""
     path = self.path(step) / _TRIAL.format(process)
     with _may_fail(path):
       path.unlink(missing_ok=True)
@@ -195,9 +197,9 @@ class SnapshotStore:
   def remove_damaged(self, *, marked: bool = False) -> list[int]:
     """Removes snapshots whose files differ from their manifest.
 
-    It reads all bytes of all snapshots or, with `marked`, of those reported
-    as damaged. Those that kill are removed as well. Imported ones, which cannot
-    be built again, stay. Returns the steps that were removed.
+    Reads all bytes of all snapshots or, with `marked`, of snapshots that were
+    reported as damaged, including those that kill their readers.
+    Imported ones, which cannot be built again, stay. Returns the removed steps.
     """
     removed = []
     for step in self._all_steps():
@@ -209,7 +211,7 @@ class SnapshotStore:
           with contextlib.suppress(FileNotFoundError):
             if read_text(self.path(step) / _DAMAGED) == _KILLS:
               raise DamagedSnapshotError(
-                f"{self.path(step)} kills the process that searches it"
+                f"{self.path(step)} kills processes that search it"
               )
         if MANIFEST in names:
           self.verify(step)
@@ -217,7 +219,7 @@ class SnapshotStore:
         if IMPORTED in names:
           logging.error("%s. It was imported: import it again", error)
         else:
-          logging.warning("%s: it is removed", error)
+          logging.warning("%s: removing it", error)
           (self.path(step) / MANIFEST).unlink(missing_ok=True)
           _rmtree(self.path(step))
           removed.append(step)
@@ -232,9 +234,10 @@ class SnapshotStore:
     return [step for step in self.steps()[:-keep] if step not in pinned]
 
   def remove(self, steps: Collection[int]) -> None:
-    """Removes manifests now, and the files when nobody reads them any more."""
+    """Removes manifests now, and the files once nobody can be reading them."""
     for step in steps:
-      # On a full disk, the files are taken for a draft's, and go sooner.
+      # If this fails on a full disk, the files look like a draft, and are
+      # removed sooner.
       with contextlib.suppress(OSError):
         (self.path(step) / _REMOVED).write_text("")
       (self.path(step) / MANIFEST).unlink(missing_ok=True)
@@ -243,8 +246,8 @@ class SnapshotStore:
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
     """Removes the files of snapshots that were removed long ago.
 
-    Readers on other hosts may still map the files, or copy them. So those of
-    the last `max_removed` snapshots stay for a day.
+    Readers on other hosts may still map or copy the files, so the files of the
+    last `max_removed` snapshots stay for a day.
     """
     removed = []
     for step in self._all_steps():
@@ -274,7 +277,7 @@ class SnapshotStore:
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
   def _remove_folders(self, step: int, *, but: str) -> None:
-    """Removes what lies beside a manifest and the folder of its files."""
+    """Removes everything but a manifest and the folder of its files."""
     for name in list_names(self.path(step)):
       if name != but and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)
@@ -282,28 +285,31 @@ class SnapshotStore:
 
 
 class SnapshotUses:
-  """What the checkpoints of a run say of the snapshots that they use."""
+  """The snapshots that the checkpoints of a run use."""
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
-    # The state of the loop at a checkpoint, which is read once.
+    # The loop item of a checkpoint is read once.
     self._loop_item = functools.cache(checkpoints.loop_item)
 
   def of(self, steps: Sequence[int] | None = None) -> dict[int, list[int]]:
-    """Returns the snapshots of checkpoints, or all, that can be read."""
+    """Returns the snapshots by checkpoint, without unreadable checkpoints.
+
+    None means all checkpoints.
+    """
     steps = self._checkpoints.steps() if steps is None else steps
     used = {}
     for step in steps:
-      # It may be removed meanwhile, or unreadable.
+      # The checkpoint may be unreadable, or removed in the meantime.
       with contextlib.suppress(ValueError, OSError):
         used[step] = recorded_snapshots(self._loop_item(step))
     return used
 
   def pinned(self, *, every: bool = False) -> set[int]:
-    """Returns the snapshots that a run resumed from any checkpoint needs.
+    """Returns the snapshots that a run needs when resumed from any checkpoint.
 
-    A run that waits for its snapshots needs those of all its checkpoints.
-    With `every`, all checkpoints are taken to be of such a run.
+    A run that waits for its snapshots needs the snapshots of all checkpoints.
+    With `every`, the run is assumed to wait.
 
     Raises:
       SnapshotError: There is no checkpoint, or one cannot be read.
@@ -311,14 +317,14 @@ class SnapshotUses:
     directory, steps = self._checkpoints.directory, self._checkpoints.steps()
     if not steps:
       raise SnapshotError(
-        f"{directory} has no checkpoint that says which snapshots are "
-        "needed; give the MODEL_DIR of the run"
+        f"{directory} has no checkpoint, so the snapshots that are needed are "
+        "unknown; give the MODEL_DIR of the run"
       )
     used = self.of(steps)
     if unread := set(steps) - set(used):
       raise SnapshotError(
-        f"checkpoint {min(unread)} of {directory} does not say which "
-        "snapshot it needs, for it cannot be read; remove it, or try again"
+        f"checkpoint {min(unread)} of {directory} cannot be read, so the "
+        "snapshot that it needs is unknown; remove it, or try again"
       )
     waits = [every or self._loop_item(step).get("lag_steps") for step in steps]
     waiting = itertools.compress(steps, waits)
@@ -340,7 +346,7 @@ def step_of(path: epath.PathLike) -> int | None:
 
 
 def _rmtree(path: epath.Path) -> None:
-  """Removes a file or directory, which others may be removing as well."""
+  """Removes a file or directory that other processes may also be removing."""
   with _may_fail(path):
     if path.is_dir():
       path.rmtree(missing_ok=True)
@@ -350,7 +356,7 @@ def _rmtree(path: epath.Path) -> None:
 
 @contextlib.contextmanager
 def _may_fail(path: epath.Path) -> Iterator[None]:
-  """Logs that something could not be written or removed, and goes on."""
+  """Logs a failure to write or remove, and continues."""
   try:
     yield
   except OSError as error:

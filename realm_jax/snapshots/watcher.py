@@ -15,34 +15,34 @@ from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 
-# Time between two looks: beside training, where each look at a bucket is a
-# request that is paid for, and while the run waits for a snapshot.
+# Polling interval. In a bucket each poll is a request that costs money, so it
+# is longer there unless the run is waiting for a snapshot.
 _POLL_SECONDS = 1.0
 _POLL_SECONDS_IN_BUCKET = 10.0
-# Time after which an awaited snapshot that was rejected is read again, as the
-# fault may have been this machine's; and time for which one may be invisible
-# here that another process has loaded.
+# An awaited snapshot that was rejected is read again after this time, in case
+# the fault was this machine's. A snapshot that another process has loaded may
+# be invisible here for as long.
 _RETRY_SECONDS = 30.0
 
 
 class SnapshotWatcher:
-  """Keeps loaded the snapshot that a run will search next.
+  """Loads, in the background, the snapshot that a run will search next.
 
-  It loads nothing before the first request. All that it returns is verified
-  and completely loaded, by a function `load` that raises a SnapshotError for
-  a step that cannot be used; that is logged once. The directory need not exist
-  yet. When a method is called, a thread looks at it, at most every
-  `poll_seconds`, and only if a snapshot may be wanted. Besides the snapshot
-  in use, one other is in memory at most.
+  Nothing is loaded before the first call of a method. Returned snapshots are
+  verified and completely loaded. Calls of a method make a thread poll the
+  directory, at most every `poll_seconds`, and only if a snapshot may be wanted;
+  the directory need not exist yet. At most one snapshot is in memory besides
+  the one in use.
 
   Args:
-    follow: What is loaded without a request: the `newest`; the `next` after the
-      one in use, for a run that skips none; or `none`.
-    every: Distance in steps of the snapshots that are followed; those of
-      other checkpoints are loaded only on request.
-    process: Index of this process, under which it records what it loads.
-    poll_seconds: Seconds between two looks; None is 1 on a disk and 10 in a
-      bucket.
+    load: Function that loads the snapshot of a step. It raises a SnapshotError
+      if the snapshot cannot be used, which is logged once.
+    follow: Snapshot to load without a request: the `newest`; the `next` after
+      the one in use, for a run that skips none; or `none`.
+    every: Distance in steps of the snapshots that are followed; others are
+      loaded only on request.
+    process: Index of this process, for the record of its trials.
+    poll_seconds: Polling interval; None is 1 s on a disk and 10 s in a bucket.
   """
 
   def __init__(
@@ -63,18 +63,18 @@ class SnapshotWatcher:
     default = _POLL_SECONDS_IN_BUCKET if in_bucket else _POLL_SECONDS
     self._poll_seconds = poll_seconds or default
     self._wait_seconds = poll_seconds or _POLL_SECONDS
-    # What callers set, and the thread reads.
+    # Set by callers, and read by the thread.
     self._awaited: int | None = None
     self._in_use: int | None = None
     self._following = False
-    # What the thread sets, and callers read.
+    # Set by the thread, and read by callers.
     self._loaded: dict[int, Snapshot] = {}
-    # Of snapshots that cannot be used: the text that changes with the
-    # manifest, the error, and since when.
+    # Snapshots that cannot be used: version, error, and time of rejection.
     self._rejected: dict[int, tuple[str, SnapshotError, float]] = {}
-    # Since when an awaited snapshot has not been published.
+    # Times since which awaited snapshots have been missing.
     self._missing: dict[int, float] = {}
-    # Snapshots that may still kill this process, for all that is known.
+    # Loaded snapshots that have not been searched yet, and may kill this
+    # process.
     self._unproven: set[int] = set()
     self._thread = ThreadPoolExecutor(1, "snapshot watcher")
     self._poll: Future[None] | None = None
@@ -89,7 +89,7 @@ class SnapshotWatcher:
     return loaded[max(followed)] if followed else None
 
   def request(self, step: int) -> Snapshot | None:
-    """Has a snapshot loaded without waiting; returns it once it is loaded."""
+    """Asks for a snapshot, and returns it if it is already loaded."""
     if step not in self._loaded:
       is_new, self._awaited = self._awaited != step, step
       self.poll(now=is_new)
@@ -102,7 +102,7 @@ class SnapshotWatcher:
     return step not in self._loaded and (is_gone or step in self._rejected)
 
   def reject(self, step: int, error: SnapshotError) -> None:
-    """Unloads a snapshot, and does not load it again as it is published."""
+    """Unloads a snapshot, which is not loaded again until it is replaced."""
     version = self._store.version(step) or ""
     self._rejected[step] = version, error, time.monotonic()
     self.poll(now=True)
@@ -111,9 +111,10 @@ class SnapshotWatcher:
     """Waits for the snapshot of exactly this step, for `timeout` seconds.
 
     Raises:
-      TimeoutError: It did not appear in time.
-      SnapshotError: It was published and cannot be used.
-      DamagedSnapshotError: It is damaged; the index builder may build it again.
+      TimeoutError: The snapshot did not appear in time.
+      SnapshotError: The snapshot was published, but cannot be used.
+      DamagedSnapshotError: The snapshot is damaged; the index builder may build
+        it again.
     """
     self._awaited = step
     end = time.monotonic() + timeout
@@ -126,7 +127,8 @@ class SnapshotWatcher:
           is_done = self._poll.done()
         if step in self._loaded:
           return self._loaded[step]
-        # A poll that had begun may have rejected what was replaced since.
+        # A poll that began earlier may have rejected a version that has been
+        # replaced since.
         if is_fresh and is_done and step in self._rejected:
           _, error, _ = self._rejected[step]
           raise type(error)(str(error))
@@ -149,7 +151,7 @@ class SnapshotWatcher:
     self.poll(now=True)
 
   def was_searched(self, step: int) -> None:
-    """Records that loading and searching a snapshot has killed nothing."""
+    """Records that the process survived loading and searching a snapshot."""
     if step in self._unproven:
       self._unproven.discard(step)
       # The caller's step does not wait for a request.
@@ -157,7 +159,7 @@ class SnapshotWatcher:
       threading.Thread(target=end, args=(step, self._process)).start()
 
   def poll(self, *, now: bool = False) -> None:
-    """Has the thread look for snapshots; raises what ended the last look."""
+    """Makes the thread look for snapshots; raises the last look's error."""
     if self._poll is not None:
       if not self._poll.done():
         return
@@ -167,14 +169,14 @@ class SnapshotWatcher:
       self._poll = self._thread.submit(self._look)
 
   def close(self) -> None:
-    """Ends the thread, after a load in progress."""
+    """Ends the thread, after any load in progress."""
     self._thread.shutdown()
-    # The one in use may be why the run ends.
+    # The snapshot in use may be the reason why the run ends.
     for step in {*self._loaded} - {self._in_use}:
       self.was_searched(step)
 
   def _look(self) -> None:
-    """Unloads what is not needed, and loads at most one snapshot."""
+    """Unloads unneeded snapshots, and loads at most one."""
     awaited, in_use, stay = self._awaited, self._in_use, {*self._loaded}
     if awaited in stay:
       self._awaited = awaited = None
@@ -188,7 +190,7 @@ class SnapshotWatcher:
       with explain_full_disk(self._store.directory):
         self._load_one(awaited)
     except OSError as error:
-      # A file system that fails for a while must not end a long run.
+      # A temporary failure of the file system must not end a long run.
       logging.log_every_n_seconds(
         logging.WARNING,
         "cannot follow %s: %s",
@@ -199,8 +201,8 @@ class SnapshotWatcher:
   def _load_one(self, awaited: int | None) -> None:
     """Loads the first snapshot that is wanted and can be used.
 
-    The storage is asked only if one may be wanted, and by the processes that
-    follow no snapshot themselves only for the one that they are told to load.
+    Makes no request to the storage if none can be wanted. Processes that follow
+    no snapshots ask only for the snapshot that they are told to load.
     """
     follow = self._follow if self._following else "none"
     in_use = self._in_use
@@ -211,7 +213,8 @@ class SnapshotWatcher:
         self._missing.pop(awaited, None)
         if self._try_load(awaited, version):
           return
-    # A rejected snapshot that is awaited does not stop the newest.
+    # An awaited snapshot that was rejected does not keep the newest from being
+    # loaded.
     newest = max([-1 if in_use is None else in_use, *self._loaded])
     has_next = in_use is not None and newest > in_use
     if follow == "none" or has_next or (follow == "next" and in_use is None):

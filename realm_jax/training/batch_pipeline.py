@@ -1,4 +1,4 @@
-"""The stream of a run's batches with their candidates, prepared in advance."""
+"""Prepares the batches of a run, with their candidates, ahead of the steps."""
 
 import collections
 import dataclasses
@@ -44,9 +44,9 @@ class Prepared:
   """A step's batch on the devices, and the metrics of the host.
 
   Attributes:
-    searched: What the step searches, if it retrieves its own candidates.
-    agreed: Snapshot that every process has loaded by now, if there is a newer
-      one: a later step may search it.
+    searched: Vectors and blocks to search, if the step does its own retrieval.
+    agreed: Newer snapshot that every process has loaded by now, if there is
+      one; a later step may search it.
   """
 
   batch: StepBatch
@@ -60,14 +60,14 @@ class _InFlight:
   """A step whose batch is being prepared.
 
   Attributes:
-    stage: Number of the stage whose step it is; 0 is the main one.
-    positions: Positions of its examples in the data, and of the next ones of
-      other stages.
+    stage: Number of the step's stage; 0 is the main one.
+    positions: Positions in the data of the step's examples and, for the other
+      stages, of their next examples.
     searches: Number of searches that have begun.
-    retrieved: Blocks that they have found, as the stage joins their results;
-      the result is None where nothing is retrieved, or the step searches.
+    retrieved: Results of these searches, as the stage joins them; None if
+      nothing is retrieved, or the step does its own retrieval.
     following: Queries of the next search, if there is one.
-    metrics: Metrics of the host, as they become known.
+    metrics: Metrics of the host, filled in while the batch is prepared.
   """
 
   step: int
@@ -82,10 +82,10 @@ class _InFlight:
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def record(self) -> StepRecord:
-    """Returns what a checkpoint keeps of the step, once the host has searched.
+    """Returns the step's record for a checkpoint, once the host has searched.
 
-    A step that searches itself retrieves the same again when it is resumed,
-    with the same parameters.
+    A step that does its own retrieval needs no record of blocks: resumed with
+    the same parameters, it finds the same ones.
     """
     assert self.snapshot is not None
     found = self.retrieved.result()
@@ -97,30 +97,29 @@ class _InFlight:
 
 
 class BatchPipeline:
-  """Batches with their candidates, in the order of the steps.
+  """Prepares batches with their candidates, in the order of the steps.
 
-  The host reads the examples, searches and gathers; or it only reads them, and
-  the step searches.
+  The host reads the examples, searches, and gathers the blocks' tokens. If the
+  step does its own retrieval, the host only reads the examples.
 
-  Programs for the devices are dispatched by the caller's thread alone, always
-  in the same order: they contain collectives, which all processes must reach in
-  the same order. What only the host does (a search in ScaNN or BM25, the
-  gathering of tokens) runs in one background thread while steps compute.
+  Only the caller's thread dispatches programs to the devices, always in the
+  same order: they contain collectives, which all processes must reach in the
+  same order. Work of the host alone (a search in ScaNN or BM25, the gathering
+  of tokens) runs in one background thread while steps compute.
 
-  If a step needs several searches, the number of each one decides how many
-  steps ahead it begins, so that a resumed run repeats it with the same
-  parameters.
+  If a step needs several searches, each begins a fixed number of steps ahead,
+  so that a resumed run repeats it with the same parameters.
 
-  A stage without an index has no schedule, and neither has a run with a rolling
-  index.
+  There is no `schedule` for a stage without an index, or for a run with a
+  rolling index.
 
   Args:
-    streams: Examples of each stage.
+    streams: Streams of examples, one for each stage.
     start_step: The run's next step.
-    resumed: State before that step, at whose positions the streams begin.
-    depth: Number of steps that are in preparation while a step computes. Their
-      queries are embedded with parameters that are as many steps old, and a
-      preempted run ends as many steps later.
+    resumed: Loop state before that step; the streams begin at its positions.
+    depth: Number of steps that are prepared while a step computes. Queries are
+      embedded with parameters that are `depth` steps old, and a preempted run
+      ends `depth` steps later.
   """
 
   def __init__(
@@ -157,12 +156,12 @@ class BatchPipeline:
       self._answers.of(setup.corpus)
     self._next_step = start_step
     self._recorded = collections.deque(resumed.next_steps)
-    # Positions of the examples that have not been read yet.
+    # Positions of the next examples to read.
     self._positions = resumed.positions
-    # The step that was taken last, and those that are in preparation.
+    # The step that was taken last, and the steps in preparation.
     self._in_flight: dict[int, _InFlight] = {}
     rules, retriever = config.mesh.all_axis_rules, setup.components.retriever
-    # Of the first search, and of those that follow.
+    # For the first search, and for the following ones.
     self._embed = [
       jax.jit(
         sharding.under(rules, embed, retriever),
@@ -180,15 +179,15 @@ class BatchPipeline:
     self._thread.shutdown(wait=True, cancel_futures=True)
 
   def take(self, step: int, params: Params) -> Prepared:
-    """Waits for the batch of a step, and begins the batches of the next steps.
+    """Waits for the batch of a step, and begins to prepare the next batches.
 
     Steps are taken in order. The current parameters may be donated once this
     returns. Stored vectors that the devices hold are looked up there.
 
     Raises:
-      RetrievalUnavailableError: There is nothing to search for a next step. The
-        run can be saved as it was before `step`.
-      IndexCrashedError: The process of the index has ended.
+      RetrievalUnavailableError: A next step has no snapshot to search. The run
+        can be saved as it was before `step`.
+      IndexCrashedError: The index's process has ended.
     """
     self._begin_until(step + self._depth, params)
     self._search_again(step, params)
@@ -203,9 +202,9 @@ class BatchPipeline:
     return prepared
 
   def state(self, step: int) -> LoopState:
-    """Returns the state with which a resumed stream begins at a step.
+    """Returns the loop state from which a resumed run continues at a step.
 
-    `step` was taken last or comes next, or is the end of the run.
+    `step` is the step taken last or the next one, or the end of the run.
     """
     entries = [one for one in self._in_flight.values() if one.step >= step]
     positions = entries[0].positions if entries else self._positions
@@ -220,7 +219,7 @@ class BatchPipeline:
   def _begin_until(
     self, end: int, params: Params, agreed: Snapshot | None = None
   ) -> None:
-    """Begins to prepare the steps before `end` that are not begun yet."""
+    """Begins to prepare all steps before `end` that have not begun."""
     while self._next_step < min(end, self._setup.config.num_steps):
       self._begin(self._next_step, params, agreed)
       self._next_step += 1
@@ -250,7 +249,7 @@ class BatchPipeline:
     self._in_flight[step] = entry
 
   def _search_again(self, step: int, params: Params) -> None:
-    """Begins the further searches that are due when a step is taken."""
+    """Begins the second and later searches that are due at a step."""
     number = self._stage.num_searches
     for entry in self._in_flight.values():
       while (missing := number - entry.searches) > 0 and (
@@ -268,9 +267,10 @@ class BatchPipeline:
     search: Callable[[], SearchResult | None],
     before: Future[SearchResult | None] | None = None,
   ) -> None:
-    """Has the background thread search, and prepare what follows from it.
+    """Searches in the background thread, and prepares the batch from it.
 
-    What the search `before` has found is joined with what this one finds.
+    The results of the search `before` are joined with the new ones. If more
+    searches follow, the next queries are prepared instead of the batch.
     """
     submit, entry.searches = self._thread.submit, searches
     entry.retrieved = submit(self._found, entry, search, before)
@@ -287,7 +287,10 @@ class BatchPipeline:
     *,
     is_first: bool = True,
   ) -> Callable[[], SearchResult]:
-    """Starts what a search does on the devices; returns the host's part."""
+    """Starts the on-device part of a search.
+
+    Returns a function that finishes the search on the host.
+    """
     index, num_blocks = snapshot.index, self._setup.num_searched
     vectors = None
     if index.needs_vectors:
@@ -368,7 +371,7 @@ class BatchPipeline:
     )
 
   def _prepare(self, entry: _InFlight) -> Prepared:
-    """Makes a step's batch of what was retrieved, in the background thread."""
+    """Makes a step's batch from the retrieved blocks, in the background."""
     snapshot, setup = entry.snapshot, self._setup
     context = self._context(entry)
     retrieved = entry.retrieved.result()
@@ -433,13 +436,13 @@ class BatchPipeline:
   def _recorded_blocks(
     self, recorded: StepRecord | None, snapshot: Snapshot | None
   ) -> SearchResult | None:
-    """Returns what a checkpoint has retrieved, if it is of this snapshot."""
+    """Returns the blocks that a checkpoint recorded, if for this snapshot."""
     if recorded is None or recorded.retrieved is None or snapshot is None:
       return None
     if recorded.snapshot != snapshot.step:
       return None
     rows = snapshot.corpus.rows_of(recorded.retrieved.ids)
-    # Either all processes search again, with all devices, or none does.
+    # A search involves all devices, so all processes must repeat it or none.
     is_gone = bool((rows == NULL_ROW).any())
     if self._decisions.loop.exchange("recorded blocks", is_gone, any):
       logging.warning(

@@ -190,7 +190,7 @@ class LoopState(NamedTuple):
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
     """Returns the state that arrays hold, with this process's rows."""
-    own = sharding.row_groups(mesh).own_rows(len(item["positions"]))
+    own = sharding.row_groups(mesh).local_rows(len(item["positions"]))
     positions = _from_words(np.asarray(item["positions"])[own])
     records = [StepRecord(step) for step in recorded_snapshots(item)]
     if "ids" in item:
@@ -251,7 +251,7 @@ class Checkpointer:
     """
     store, mesh = self._store, _mesh_of(state)
     if not store.steps():
-      rows = sharding.row_groups(mesh).own_rows(int(self._own["batch_size"]))
+      rows = sharding.row_groups(mesh).local_rows(int(self._own["batch_size"]))
       params = self._load_initial(state.params)
       return state._replace(params=params), LoopState(rows.astype(np.int64))
     step = store.latest()
@@ -355,7 +355,7 @@ class Checkpointer:
       items["vectors"] = state.index._asdict()
     self._store.save(int(state.step), items)
 
-  def own_vectors(
+  def rolling_vectors(
     self, step: int, fingerprint: str, like: dict[str, jax.ShapeDtypeStruct]
   ) -> dict[str, jax.Array] | None:
     """Restores the vectors of all blocks, like abstract arrays by their names.

@@ -68,7 +68,7 @@ class StepSetup:
         NamedSharding(self.mesh, PartitionSpec(rule)),
       )
     # They are found now, so that an error comes before anything is opened.
-    _ = self.num_searched, self.own_rows
+    _ = self.num_searched, self.local_rows
 
   @property
   def stage(self) -> Stage:
@@ -97,10 +97,10 @@ class StepSetup:
     return None
 
   @property
-  def own_rows(self) -> Int[np.ndarray, " b"]:
+  def local_rows(self) -> Int[np.ndarray, " b"]:
     """Numbers of the rows of every global batch that are this process's."""
     config = self.config
-    return sharding.row_groups(self.mesh).own_rows(
+    return sharding.row_groups(self.mesh).local_rows(
       config.data.batch_size, parts=config.num_microbatches
     )
 

@@ -1,13 +1,12 @@
-"""Candidates, and what the encoders of a stage read of them, packed in bins.
+"""Candidates, and the inputs of the encoders, packed in bins.
 
-Inputs are made in the step, of the padded arrays of one device's examples, or
-of a part of them. The functions that choose candidates take numpy's arrays and
-jax's alike: on the host, and inside a compiled program.
+The step makes the inputs from padded arrays, separately for the examples of
+each device and each micro-batch.
 
 Sequences have different lengths. Packed, several share a bin, so that a step
 computes on hardly any padding. Shapes are static, so the step is compiled for a
-few numbers of bins, the last of which gives each sequence its own. At run time
-`lax.switch` takes the fewest that hold the sequences of every device.
+few bin counts; the last one gives each sequence its own bin. At run time
+`lax.switch` chooses the smallest count that fits on every device.
 """
 
 import dataclasses
@@ -37,18 +36,18 @@ from realm_jax.partitioning.mesh import BATCH_AXES
 B = TypeVar("B")
 T = TypeVar("T")
 
-# The number of bins in each group (`packing.num_groups`) of a device, for each
+# Number of bins in each of a device's groups (`packing.num_groups`), for each
 # encoder input, in the order of the fields of `EncoderInputs`.
 BinCounts = tuple[int, ...]
 
 
 class Candidates(NamedTuple):
-  """The blocks of each query, of which the null block is the first.
+  """The candidate blocks of each query; the null block, if any, is the first.
 
   Attributes:
     tokens: Padded tokens, `[CLS] title [SEP] body [SEP]`.
-    dropout_ids: Id of each block, from which dropout makes its masks.
-    passages: Padded passages, for a stage whose reader reads these
+    dropout_ids: Id of each block; its dropout masks are a function of it.
+    passages: Padded passages, for a stage whose reader reads passages
       (`reader_texts.passage_ids`).
   """
 
@@ -62,12 +61,12 @@ class Candidates(NamedTuple):
     tokens: Int[np.ndarray, "b k l"],
     passages: Int[np.ndarray, "b k m"] | None = None,
   ) -> "Candidates":
-    """Returns candidates whose dropout ids follow from their tokens."""
+    """Returns candidates with dropout ids that are hashes of their tokens."""
     return cls(tokens, packing.content_ids(tokens), passages)
 
 
 class EncoderInputs(NamedTuple):
-  """The inputs of the encoders; a stage leaves out those that it has not.
+  """Inputs of the encoders; a stage fills only the fields that it needs.
 
   Token sequences are `TokenSequences` until they are laid out, and then
   `Sequences`: bins that each hold one sequence (padded) or several (packed).
@@ -75,11 +74,11 @@ class EncoderInputs(NamedTuple):
   Attributes:
     queries: Inputs of the query tower.
     blocks: Inputs of the block tower.
-    block_index: Number of each candidate among the blocks of its device, for
-      g devices that divide the batch.
-    reader: What the reader reads: a tree of token sequences and arrays, made by
-      its `join` of queries and candidates.
-    hop_queries: Inputs of the tower for queries of a second search.
+    block_index: Index of each candidate among the blocks of its device, for g
+      devices that divide the batch.
+    reader: Inputs of the reader: a tree of token sequences and arrays that its
+      `join` makes from queries and candidates.
+    hop_queries: Inputs of the query tower for the second search.
   """
 
   queries: TokenSequences | Sequences | None = None
@@ -92,15 +91,15 @@ class EncoderInputs(NamedTuple):
 def distinct_blocks(
   retriever: Retriever, candidates: Candidates
 ) -> tuple[TokenSequences, Int[Array, "1 n"]]:
-  """Returns what the block tower reads, each distinct block once.
+  """Returns the inputs of the block tower, each distinct block once.
 
   Several queries may have the same candidate, above all the null block. Blocks
-  with the same dropout id are compared in full: where two that differ share an
-  id, which happens once in billions, a copy may remain.
+  with the same dropout id are compared in full. If two different blocks share
+  an id, which happens once in billions, a copy may remain.
 
   Returns:
     The distinct blocks, padded with empty sequences to the number of
-    candidates, and the place of each candidate among them.
+    candidates, and the index of each candidate among them.
   """
   length = candidates.tokens.shape[-1]
   tokens = jnp.asarray(candidates.tokens).reshape(-1, length)
@@ -110,7 +109,8 @@ def distinct_blocks(
   is_same = (tokens == tokens[first]).all(axis=1)
   first = jnp.where(is_same, first, jnp.arange(size))
   rank = jnp.cumsum(first == jnp.arange(size)) - 1
-  # They are dealt out, so that no group of bins has the empty sequences alone.
+  # Blocks are dealt out to the groups of bins, so that the empty sequences at
+  # the end do not all fall into one group.
   groups = packing.num_groups(size)
   place = (rank % groups * (size // groups) + rank // groups)[first]
   blocks = jnp.zeros_like(tokens).at[place].set(tokens)
@@ -124,19 +124,19 @@ def distinct_blocks(
 def to_words(
   numbers: Int[np.ndarray, "*s"],
 ) -> UInt32[np.ndarray, "*s 2"]:
-  """Splits numbers in two, for devices, which have no 64-bit integers."""
+  """Splits 64-bit integers in two, as devices have only 32-bit ones."""
   words = np.ascontiguousarray(numbers, np.int64).view(np.uint32)
   return words.reshape(*numbers.shape, 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingLayout:
-  """Lays out encoder inputs in bins, on every device for itself.
+  """Lays out encoder inputs in bins, separately on every device.
 
   Attributes:
     mesh: Mesh of all devices.
-    bin_counts: Numbers of bins of packed sequences, the fewest first.
-      Without any, each sequence has a bin of its own.
+    bin_counts: Bin counts for packed sequences, smallest first. Without any,
+      each sequence has its own bin.
   """
 
   mesh: Mesh
@@ -155,14 +155,13 @@ class PackingLayout:
     *,
     example_ids: UInt32[Array, " b"] | None = None,
   ) -> T:
-    """Returns what a function computes of the encoder inputs of a batch.
+    """Applies a function to the encoder inputs of a batch, laid out in bins.
 
-    `compute` is traced once for each number of bins. Whoever wants a gradient
-    takes it there: the derivative of this method itself would keep what all of
-    its branches need.
+    `compute` is traced once for each bin count. Take gradients inside of it:
+    differentiating this method would store the residuals of all branches.
 
-    Dropout masks follow from the `example_ids`, which count the examples of a
-    whole batch; a part of a batch has to be given its own.
+    Dropout masks are a function of `example_ids`, by default 0, 1, …. Pass them
+    for a part of a batch, so that it gets the same masks as in the whole batch.
     """
     if example_ids is None:
       size = len(jax.tree.leaves(batch)[0])
@@ -204,8 +203,8 @@ class PackingLayout:
       layouts.append(padded_inputs(inputs))
       return layouts, lax.pmax(jnp.sum(too_few), BATCH_AXES)
 
-    # The inputs of all branches are made outside of them: computed in a branch,
-    # XLA would compute them again for each of the layers that use them.
+    # The inputs of all branches are computed outside of them. Inside a branch,
+    # XLA would recompute them for each layer that uses them.
     layouts, smallest = on_each_device(
       laid_out, out_specs=(by_device, everywhere)
     )(batch, example_ids)
@@ -217,7 +216,7 @@ class PackingLayout:
 
 
 def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
-  """Returns how many bins the fullest group needs, of each encoder input."""
+  """Returns the number of bins of the fullest group, for each encoder input."""
   plans = [_plan(one) for one in token_sequences(inputs)]
   return jnp.stack([plan.needed_bins.max() for plan in plans])
 
@@ -225,7 +224,7 @@ def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
 def _plan(
   tokens: TokenSequences, *, num_bins: int | None = None
 ) -> packing.PackingPlan:
-  """Plans the bins of each group, by default as many as it has sequences."""
+  """Plans the bins of each group, by default one for each sequence."""
   count, length = tokens.token_ids.shape
   lengths = packing.lengths_of(tokens, groups=packing.num_groups(count))
   return packing.plan_bins(

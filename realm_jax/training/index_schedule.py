@@ -1,6 +1,6 @@
-"""Which snapshot each step of a run searches.
+"""Chooses the snapshot that each step of a run searches.
 
-All processes search the same one in a step. They decide so on the hosts while
+All processes search the same snapshot in a step. The hosts agree on it while
 the devices compute the step before (`realm_jax/training/decisions.py`).
 """
 
@@ -32,23 +32,23 @@ from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-# How long a run that stopped as stale waits for a fresher snapshot when it is
-# resumed.
+# A run that stopped because its index was stale waits this long, when it is
+# resumed, for a fresher snapshot.
 _FRESHER_SECONDS = 600.0
-# An index is stale that no newer one has replaced when it was due so often.
+# By default, an index is stale once ten refreshes have been missed.
 _REFRESHES_UNTIL_STALE = 10
 
 
 class IndexSchedule:
   """Chooses the snapshot of each step.
 
-  Snapshots are `every_steps` apart. Where the configuration asks for this
-  distance, those of steps between are not used; without it they are, such as
-  the one of a checkpoint that a preempted run has saved.
+  Snapshots are `every_steps` apart. There may be others, such as one from the
+  checkpoint that a preempted run saved; they are used unless the configuration
+  sets the distance.
 
   Args:
     load: Function that verifies and loads the snapshot of a step. It raises
-      a `SnapshotError` for one that cannot be used.
+      a `SnapshotError` if the snapshot cannot be used.
     config: How the run follows the index builder.
     num_searched: Number of blocks that each query searches for.
   """
@@ -83,7 +83,7 @@ class IndexSchedule:
     self._loop = decisions.loop
     self._current: Snapshot | None = None
     self._warned_at: int | None = None
-    # What this process has last said that it could swap in.
+    # Snapshot that this process last reported as loaded.
     self._offered: Snapshot | None = None
     follow = "none"
     # The other processes load what process 0 offers.
@@ -98,12 +98,12 @@ class IndexSchedule:
     )
 
   def close(self) -> None:
-    """Ends the watcher, after a load in progress."""
+    """Ends the watcher, after any load in progress."""
     self._watcher.close()
 
   @property
   def current(self) -> Snapshot:
-    """Snapshot in use; there is one once a step has asked for it."""
+    """Snapshot in use, from the first call of `at` on."""
     assert self._current is not None
     return self._current
 
@@ -114,17 +114,18 @@ class IndexSchedule:
     recorded: int | None = None,
     agreed: Snapshot | None = None,
   ) -> Snapshot:
-    """Returns the snapshot of a step; steps must be asked for in order.
+    """Returns the snapshot of a step. Call it in the order of the steps.
 
     Args:
-      recorded: Snapshot of this step that a checkpoint names, if any.
+      recorded: Snapshot that a checkpoint recorded for this step, if any.
       agreed: Later snapshot that every process has loaded, if there is one.
 
     Raises:
-      WaitPreemptedError: The run was preempted before it was published.
-      RetrievalUnavailableError: It was not published in time, or it is too old
-        and the run is configured to fail.
-      SnapshotError: It is damaged, of another corpus, or too small.
+      WaitPreemptedError: The run was preempted before the snapshot was
+        published.
+      RetrievalUnavailableError: The snapshot was not published in time, or it
+        is too old and the run is configured to fail.
+      SnapshotError: The snapshot is damaged, for another corpus, or too small.
     """
     if self._current is None:
       self._start(step, recorded)
@@ -140,18 +141,20 @@ class IndexSchedule:
     return self.current
 
   def was_searched(self, snapshot: Snapshot) -> None:
-    """Records that loading and searching a snapshot has killed nothing."""
+    """Records that the process survived loading and searching a snapshot."""
     self._watcher.was_searched(snapshot.step)
 
   def offer(self) -> tuple[Snapshot | None, int | None]:
-    """Returns what this process tells the others of the next snapshot.
+    """Returns the snapshot to swap in next, for the exchange of the processes.
 
-    That is the snapshot that it could swap in, and the step of the offered
-    snapshot that it cannot use, if any. One thread asks, once for each step.
+    The first value is the snapshot that this process has loaded and could swap
+    in; the second is the step of a snapshot that process 0 offered and this
+    process cannot use. Either may be None. One thread calls this, once a step.
 
-    Process 0 offers the newest that it has loaded, and goes on doing so until
-    all processes have loaded it or one cannot: a process that is slow to load
-    is not overtaken for ever. The others load what process 0 offers.
+    Process 0 offers the newest snapshot that it has loaded, and repeats the
+    offer until all processes have loaded it or one cannot. If it moved on to
+    newer ones, a process that loads slowly would never catch up. The other
+    processes load the snapshot that process 0 offers.
     """
     last, refused = self._decisions.last, None
     if not self._config.swap_snapshots:
@@ -175,17 +178,17 @@ class IndexSchedule:
     return self._offered, refused
 
   def _start(self, step: int, recorded: int | None) -> None:
-    """Uses the snapshot that a new or resumed run begins with."""
+    """Sets the first snapshot of a new or resumed run."""
     due = self._due(step) if self._config.wait_for_snapshots else 0
     first = due if recorded is None else recorded
     self._use(self._on_all(lambda: self._wait_for(first, or_later=True)))
     may_fail = self._takes_newest and self._config.on_stale == "fail"
     if may_fail and self._is_stale(step, self.current):
-      # A run that stopped as stale would do so again.
+      # A run that stopped because its index was stale would stop again.
       self._swap(self._on_all(lambda: self._wait_for_fresher(step)), step)
 
   def _load_checked(self, step: int) -> Snapshot:
-    """Loads a snapshot, which must have enough blocks for a search."""
+    """Loads a snapshot, and checks that it has enough blocks for a search."""
     snapshot = self._load(step)
     if snapshot.num_blocks < self._num_searched:
       raise SnapshotError(
@@ -197,7 +200,7 @@ class IndexSchedule:
     return snapshot
 
   def _on_all(self, find: Callable[[], Snapshot]) -> Snapshot:
-    """Returns the snapshot that process 0 finds, once all have loaded it."""
+    """Returns the snapshot that process 0 finds, loaded on all processes."""
     if self._loop.count == 1:
       return find()
     step = self._loop.on_process_0("which snapshot", lambda: find().step)
@@ -210,12 +213,12 @@ class IndexSchedule:
     self._watcher.in_use(snapshot.step)
 
   def _swap_to(self, snapshot: int, step: int) -> None:
-    """Uses a snapshot from a step on, once all processes have loaded it."""
+    """Switches to a snapshot at a step, once all processes have loaded it."""
     if snapshot > self.current.step:
       self._swap(self._on_all(lambda: self._wait_for(snapshot)), step)
 
   def _swap(self, snapshot: Snapshot | None, step: int) -> None:
-    """Uses a snapshot from a step on, if it is later than the current."""
+    """Switches to a snapshot at a step, if it is later than the current one."""
     if snapshot is None or snapshot.step <= self.current.step:
       return
     logging.info(
@@ -225,7 +228,7 @@ class IndexSchedule:
     self._use(snapshot)
 
   def _due(self, step: int) -> int:
-    """Returns the snapshot that a waiting run searches at a step."""
+    """Returns the snapshot that a run with `wait_for_snapshots` searches."""
     return max(0, (step - self._config.lag_steps) // self._every * self._every)
 
   def _poll(
@@ -252,10 +255,11 @@ class IndexSchedule:
     raise WaitPreemptedError
 
   def _wait_for(self, step: int, *, or_later: bool = False) -> Snapshot:
-    """Waits for a snapshot, or takes a later one where it is gone or damaged.
+    """Waits for a snapshot. With `or_later`, a later one may replace it.
 
-    Its checkpoint may be gone as well, so that nothing would rebuild it. Only a
-    run that begins, and that may take the newest, does so.
+    A later one is used if the snapshot is gone or damaged: its checkpoint may
+    be gone as well, and then nothing rebuilds it. This needs a configuration
+    that swaps in the newest snapshot, and happens only when a run starts.
     """
     may_be_later = or_later and self._takes_newest
 
@@ -289,14 +293,14 @@ class IndexSchedule:
     return found
 
   def _wait_for_fresher(self, step: int) -> Snapshot:
-    """Waits for a snapshot that is not stale; without, the current stays."""
+    """Waits for a snapshot that is not stale, or returns the current one."""
 
     def look() -> Snapshot | None:
       newest = self._watcher.newest()
       if newest is not None and newest.step > self.current.step:
         if not self._is_stale(step, newest):
           return newest
-        # It makes room for the next, and is fresher at least.
+        # Using it frees the memory for the next one, and it is fresher.
         self._use(newest)
       time.sleep(_POLL_SECONDS)
       return None
@@ -324,16 +328,16 @@ class IndexSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSnapshot(Snapshot):
-  """A snapshot with an exact index, and what a step searches of it."""
+  """A snapshot with an exact index, and its arrays for a step's own search."""
 
   searched: SearchedBlocks
 
 
 def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
-  """Opens what follows the snapshots of a run, and loads them.
+  """Opens the schedule of a run's snapshots, which loads them.
 
-  Snapshots in a row that a step itself searches, and that are of one corpus
-  version, share the tokens of its blocks.
+  If the step does its own retrieval, consecutive snapshots of one corpus
+  version share the blocks' tokens on the devices.
   """
   config, retrieval = setup.config, setup.config.stage.retrieval
   assert retrieval is not None

@@ -2,19 +2,17 @@
 
 For each step s, counted from 0:
 
-1. The batch of step s, whose candidates were retrieved while step s − 1 ran,
-   is taken.
-2. The examples of step s + 1 are read. Their queries are embedded, and searched
-   in the snapshot of step s + 1.
-3. The compiled step s is dispatched. Its metrics are read two steps later, so
-   that the host does not wait for the devices.
-4. Where it is due, a checkpoint is saved: parameters and optimizer after s + 1
-   steps, the position in the data, the snapshot and the blocks that were
-   retrieved for step s + 1. A run that is killed continues from it as if
-   it had not been interrupted.
+1. Take the batch of step s, whose candidates were retrieved during step s − 1.
+2. Read the examples of step s + 1, embed their queries, and search the snapshot
+   of step s + 1.
+3. Dispatch the compiled step s. Its metrics are read two steps later, so that
+   the host does not wait for the devices.
+4. If one is due, save a checkpoint: parameters and optimizer after s + 1 steps,
+   the position in the data, the snapshot, and the blocks retrieved for step
+   s + 1. A killed run continues from it as if it had not been interrupted.
 
-A run ends after its last step, or when it is preempted (SIGTERM, Ctrl-C), after
-saving a checkpoint.
+A run ends after its last step. When it is preempted (SIGTERM, Ctrl-C), it saves
+a checkpoint and ends.
 """
 
 import dataclasses
@@ -37,7 +35,7 @@ from realm_jax.training.state import Metrics, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """The steps that a run has done; it was preempted if it has steps left."""
+  """The step that a run reached, and whether it was preempted there."""
 
   step: int
   preempted: bool
@@ -52,7 +50,7 @@ class OpenRun:
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
-  # On process 0, it checks the right to write to MODEL_DIR.
+  # Checks, on process 0, that this trainer still owns MODEL_DIR.
   check_role: Callable[[], None] = lambda: None
   rolling_index: RollingIndex | None = None
 
@@ -60,7 +58,7 @@ class OpenRun:
 def run_steps(
   state: TrainState, run: OpenRun, *, num_steps: int
 ) -> TrainResult:
-  """Runs the steps from a state, whose buffers are donated, to `num_steps`."""
+  """Runs the steps up to `num_steps`; donates the buffers of `state`."""
   step = int(state.step)
   for _ in iterate(state, run, num_steps=num_steps):
     step += 1
@@ -72,10 +70,11 @@ def run_steps(
 def iterate(
   state: TrainState, run: OpenRun, *, num_steps: int
 ) -> Iterator[tuple[TrainState, Metrics]]:
-  """Yields the state after each step, and the metrics on the devices.
+  """Yields the state after each step, with the metrics, still on the devices.
 
-  The buffers of a state are donated to the next step. The last one is yielded
-  once its checkpoint is written, before `num_steps` if the run was preempted.
+  The next step gets the buffers of a state, so use a state before asking for
+  the next one. The last state, earlier than `num_steps` if the run was
+  preempted, is yielded once its checkpoint is written.
   """
   batches, metrics = run.batches, run.metrics
   step = saved = int(state.step)

@@ -1,8 +1,8 @@
 """Retrieval of candidates: search, drop the source, take k, add the null block.
 
-A stage says how by a `Retrieval`. The host, a step that searches and every
-evaluation choose among the blocks that they have found by the same code, which
-takes arrays of numpy and of jax alike.
+A stage describes its retrieval by a `Retrieval`. The host, a step with its own
+retrieval and all evaluations share the code that chooses candidates among the
+retrieved blocks; it takes arrays of NumPy and of jax.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ class Retrieval:
   """How the candidates of a query are retrieved.
 
   Attributes:
-    num_kept: Number k of blocks that are kept of those that were found.
-    setting: Name of the setting that `num_kept` follows from, for errors.
-    num_required: Number of blocks that a corpus must have for a query; None is
-      `num_kept`. A smaller corpus than `num_kept` is then searched whole.
-    num_spare: Number of blocks that are searched beside these and the source,
-      so that verbatim copies of the source can be dropped.
+    num_kept: Number k of retrieved blocks that are kept.
+    setting: Setting that determines `num_kept`, for error messages.
+    num_required: Smallest number of blocks that a corpus must have, by default
+      `num_kept`. A corpus with fewer than `num_kept` is searched whole.
+    num_spare: Number of additional blocks to search for, to replace verbatim
+      copies of the source, which are dropped.
     drop_source: Whether the block that a query was taken from, whose retrieval
       would be trivial, and its verbatim copies are dropped (section 3.4).
-    null_block: Whether the null block is put in front, as candidate 0.
+    null_block: Whether the null block is prepended, as candidate 0.
     current_queries: Whether queries are embedded with the current parameters
       instead of the query tower that the snapshot was published with.
-    reads: What the step reads of the blocks: their tokens alone, the stored
-      vectors of those that were found, or the scores of the index.
-    in_step: Whether the step can retrieve by itself.
+    reads: Data of the blocks that the step reads: only their tokens, also their
+      stored vectors, or also the index's scores.
+    in_step: Whether the step can do this retrieval itself.
   """
 
   num_kept: int
@@ -51,13 +51,13 @@ class Retrieval:
   in_step: bool = False
 
   def num_searched(self, num_blocks: int) -> int:
-    """Returns how many blocks to search for in a corpus of `num_blocks`.
+    """Returns the number of blocks to search for in a corpus of `num_blocks`.
 
     Raises:
       RealmError: The corpus has too few blocks.
     """
     required = self.num_kept if self.num_required is None else self.num_required
-    # A source that will be dropped takes a place in the search.
+    # A source that will be dropped still counts as a search result.
     needed = required + self.drop_source
     if needed > num_blocks:
       source = ", one of them the query's own" if self.drop_source else ""
@@ -68,36 +68,36 @@ class Retrieval:
     spare = self.num_spare if self.drop_source else 0
     return min(self.num_kept + self.drop_source + spare, num_blocks)
 
-  def places(
+  def candidate_positions(
     self,
     is_source: Bool[AnyArray, "b n"],
     preferred: Bool[AnyArray, "b n"] | None = None,
   ) -> Int[AnyArray, "b k"]:
-    """Chooses the candidates of each query among the blocks that were found.
+    """Chooses the candidates of each query among n retrieved blocks.
 
     Args:
       is_source: Whether a block is the query's source or a copy of it.
-      preferred: Blocks that are taken before the others, whatever their scores.
+      preferred: Whether a block is taken before others with better scores.
 
     Returns:
-      Places of the candidates among the n blocks, best first, and `NULL_ROW`
-      for the null block. It takes the last places where the source and its
-      copies leave too few blocks.
+      Positions of the candidates among the n blocks, best first, and `NULL_ROW`
+      for the null block. If too few blocks are left without the source and its
+      copies, the rest are null blocks.
     """
     xp = is_source.__array_namespace__()
-    places = xp.broadcast_to(xp.arange(is_source.shape[1]), is_source.shape)
+    positions = xp.broadcast_to(xp.arange(is_source.shape[1]), is_source.shape)
     if preferred is not None:
-      places = xp.argsort(~preferred, axis=1, stable=True)
-      is_source = xp.take_along_axis(is_source, places, axis=1)
+      positions = xp.argsort(~preferred, axis=1, stable=True)
+      is_source = xp.take_along_axis(is_source, positions, axis=1)
     if self.drop_source:
       order = xp.argsort(is_source, axis=1, stable=True)
-      places = xp.take_along_axis(places, order, axis=1)
+      positions = xp.take_along_axis(positions, order, axis=1)
       dropped = xp.take_along_axis(is_source, order, axis=1)
-      places = xp.where(dropped, NULL_ROW, places)
-    places = places[:, : self.num_kept]
+      positions = xp.where(dropped, NULL_ROW, positions)
+    positions = positions[:, : self.num_kept]
     if self.null_block:
-      places = xp.pad(places, ((0, 0), (1, 0)), constant_values=NULL_ROW)
-    return places
+      positions = xp.pad(positions, ((0, 0), (1, 0)), constant_values=NULL_ROW)
+    return positions
 
 
 def take_candidates(arrays: T, indices: Int[Array, "b k"]) -> T:
@@ -110,10 +110,10 @@ def take_candidates(arrays: T, indices: Int[Array, "b k"]) -> T:
   return jax.tree.map(taken, arrays)
 
 
-def at_places(
-  rows: Int[AnyArray, "b n"], places: Int[AnyArray, "b k"]
+def rows_at(
+  rows: Int[AnyArray, "b n"], positions: Int[AnyArray, "b k"]
 ) -> Int[AnyArray, "b k"]:
-  """Returns the rows of the blocks at the places of `Retrieval.places`."""
+  """Returns the rows at the positions that `candidate_positions` chose."""
   xp = rows.__array_namespace__()
-  found = xp.take_along_axis(rows, xp.maximum(places, 0), axis=1)
-  return xp.where(places == NULL_ROW, NULL_ROW, found)
+  found = xp.take_along_axis(rows, xp.maximum(positions, 0), axis=1)
+  return xp.where(positions == NULL_ROW, NULL_ROW, found)

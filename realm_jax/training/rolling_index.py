@@ -95,7 +95,7 @@ class RollingIndex:
       reader=setup.text_reader,
     )
     shapes = abstract_vectors(setup)
-    found = self._checkpoints.own_vectors(
+    found = self._checkpoints.rolling_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()
     )
     count = np.asarray(corpus.num_blocks, np.int32)

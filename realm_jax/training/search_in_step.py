@@ -384,12 +384,12 @@ def _gather_candidates(
       rows_of_device=len(blocks.tokens),
     )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
-    places = jnp.asarray(retrieval.places(is_source))
+    positions = jnp.asarray(retrieval.candidate_positions(is_source))
     # The null block in front comes in below: nobody need fetch it.
     first = int(retrieval.null_block)
-    kept = jnp.maximum(places[:, first:], 0)
+    kept = jnp.maximum(positions[:, first:], 0)
     kept_rows = jnp.take_along_axis(rows, kept, axis=1)
-    is_null = places == NULL_ROW
+    is_null = positions == NULL_ROW
 
     def fetch(array: Shaped[Array, "n c"], null: Int[Array, " l"]) -> Any:
       found = _fetch(

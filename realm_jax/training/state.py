@@ -15,17 +15,17 @@ from realm_jax.models.lora import split
 from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.partitioning import sharding
 
-# What a step reports, on the devices.
+# Metrics of a step by name, on the devices.
 Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-  """Training state, which a checkpoint stores.
+  """Training state; a checkpoint stores it.
 
   Attributes:
     step: Number of steps that have been taken.
     params: Parameters by component.
-    optimizer: State of the optimizer, of the parameters that are trained.
+    optimizer: Optimizer state of the trained parameters.
     index: `search_in_step.RollingIndexState`, if the run keeps a rolling index.
   """
 
@@ -44,16 +44,16 @@ def create_state(
   mesh: Mesh,
   axis_rules: sharding.AxisRules = sharding.LOGICAL_AXIS_RULES,
 ) -> TrainState:
-  """Initializes a state, every array on its own devices.
+  """Initializes a state with every array sharded over the mesh.
 
-  `init` makes the parameters in flax's boxes. Without a `seed`, the arrays are
-  abstract.
+  `init` returns parameters in Flax's boxes of logical axes. Without a `seed`,
+  the arrays are abstract.
 
   Raises:
-    ValueError: The mesh does not divide a parameter, or a component's LoRA
-      names a layer that it does not have.
+    ValueError: The mesh does not divide a parameter, or LoRA is configured for
+      a layer that the component does not have.
   """
-  # Equal arguments make the same function, which is traced once.
+  # Equal arguments return the same function, so that jax traces it once.
   boxed = sharding.shared_partial(_boxed_state, init, optimizer, components)
   shapes = jax.eval_shape(boxed, jax.random.key(0))
   shardings = parameter_shardings(shapes, mesh, axis_rules)
@@ -74,7 +74,7 @@ def create_state(
       meta.unbox(shapes),
       shardings,
     )
-  # A sharding is a pytree prefix of the box that stands in its place.
+  # Each sharding is a pytree prefix of the box at the same path.
   make = jax.jit(boxed, out_shardings=shardings)
   return meta.unbox(make(jax.random.key(seed)))
 

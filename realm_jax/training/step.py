@@ -1,8 +1,9 @@
 """The step that all stages share: search, gradient, update.
 
-A stage (`realm_jax/training/stages/stage.py`) makes of a batch what the
-encoders read, and of that a loss as weighted sums, which micro-batches can add
-(`realm_jax/objectives/weighted.py`). The step differentiates their mean.
+A stage (`realm_jax/training/stages/stage.py`) turns a batch into the inputs of
+the encoders, and these into a loss. The loss is a weighted sum, so that
+micro-batches can be added (`realm_jax/objectives/weighted.py`); the step
+differentiates its mean.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-  """Examples of a batch, or all, and their numbers in it."""
+  """A batch or a part of one, and the indices of its examples in the batch."""
 
   batch: StepBatch
   example_ids: UInt32[Array, " b"]
@@ -41,16 +42,16 @@ class TrainStep:
 
   Attributes:
     seed: Seed of the dropout masks, folded with the step.
-    search: Finds the candidates of the batch in the step, if it retrieves them
-      itself.
-    num_microbatches: Number of parts of a batch whose gradients are computed
-      one after the other and added. Masks and gradient are those of the whole
-      batch.
-    frozen: Components, or towers of one, that this step does not train, though
-      it has dropout in them. Those that the stage freezes have none.
-    untouched: Components that other stages train: their values and moments stay
-      as they are.
-    prefix: Text before the names of the stage's metrics.
+    search: Search for the batch's candidates, if the step does its own
+      retrieval.
+    num_microbatches: Number of parts into which a batch is split. Their
+      gradients are computed one after the other and added; dropout masks and
+      gradient are the same as for the whole batch.
+    frozen: Components, or towers of one, that this step does not train but runs
+      with dropout. Components that the stage freezes run without.
+    untouched: Components that other stages train; this step changes neither
+      their parameters nor their optimizer moments.
+    prefix: Prefix of the names of the stage's metrics.
   """
 
   stage: Stage
@@ -63,7 +64,7 @@ class TrainStep:
   frozen: tuple[str, ...] = ()
   untouched: tuple[str, ...] = ()
   prefix: str = ""
-  # Name of its program in jax's logs and profiles.
+  # Name of the compiled program in jax's logs and profiles.
   __name__ = "train_step"
 
   def __call__(
@@ -71,8 +72,8 @@ class TrainStep:
   ) -> tuple[TrainState, Metrics]:
     """Returns the state after the step, and its metrics.
 
-    The stage computes the metrics; the norms of the gradient and of the new
-    parameters are added. `searched` is what `search` searches.
+    The metrics are the stage's, with the norms of the gradient and of the new
+    parameters. `searched` is the argument of `search`.
     """
     found: Metrics = {}
     if self.search is not None:
@@ -96,9 +97,9 @@ class TrainStep:
     return state, {**metrics, **found, **norms}
 
   def _touched(self, old: T, new: T) -> T:
-    """Returns the new values of a tree, but of what is untouched the old ones.
+    """Returns the new tree, with the old values of untouched components.
 
-    Counts of steps go on for all.
+    Step counts in the optimizer state advance for all components.
     """
 
     def choose(path: tuple[Any, ...], before: Array, after: Array) -> Array:
@@ -111,7 +112,7 @@ class TrainStep:
   def gradient(
     self, state: TrainState, batch: StepBatch
   ) -> tuple[Params, Metrics]:
-    """Returns the gradient of what is trained, and the metrics of the stage."""
+    """Returns the gradient by trained parameters, and the stage's metrics."""
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     trained, fixed = split(self.components, state.params)
     batch = self.stage.rerank(self.encoders(trained, fixed, key), batch)
@@ -145,7 +146,7 @@ class TrainStep:
     return self.stage.encoders(self.components, params, key)
 
   def on_inputs(self, part: Part, compute: Callable[[EncoderInputs], T]) -> T:
-    """Returns what a function computes of the laid out inputs of a part."""
+    """Applies a function to the encoder inputs of a part, laid out in bins."""
     return self.layout.with_inputs(
       functools.partial(self.stage.inputs, self.components),
       part.batch,

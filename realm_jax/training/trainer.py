@@ -1,4 +1,4 @@
-"""Trains: opens the parts of a run, and closes all, whatever happens."""
+"""Opens the parts of a run, trains, and closes the parts whatever happens."""
 
 import contextlib
 import dataclasses
@@ -37,12 +37,13 @@ def train(config: TrainConfig) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
   Args:
-    config: Configuration of the run, which MODEL_DIR keeps.
+    config: Configuration of the run, which is saved in MODEL_DIR.
 
   Raises:
-    ConfigurationError: It has an object that no MODEL_DIR can name.
-    SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
-      another has taken it from this one.
+    ConfigurationError: The configuration has an object that config.json cannot
+      store.
+    SoleProcessError: MODEL_DIR already has a trainer or, on an object store,
+      another trainer has taken it over.
     CheckpointError: A checkpoint is missing, does not fit, or could not be
       written.
     CorpusError: There is no corpus, or its blocks are longer than
@@ -63,10 +64,10 @@ def train(config: TrainConfig) -> TrainResult:
 def open_run(
   config: TrainConfig,
 ) -> Iterator[tuple[TrainState, OpenRun | None]]:
-  """Opens a run from its last checkpoint, or a new one, as `train` says.
+  """Opens a new run, or one from its last checkpoint.
 
   Yields the state before the next step, and the parts of the run, or None if
-  all steps are done.
+  all steps are done. Raises the same errors as `train`.
   """
   data, sources, began = config.data, config.checkpoints, time.time()
   kept, numbers = Kept.of(config), range(len(config.stages))
@@ -79,7 +80,7 @@ def open_run(
       check=store.check,
     )
     loop = decisions.loop
-    # The buckets are checked before all else.
+    # Buckets are checked before anything slow.
     require_readable(
       data.corpus_dir,
       data.pretraining_corpus_dir,
@@ -97,7 +98,8 @@ def open_run(
         "the corpus of the examples": setup.examples.fingerprint,
       }
     )
-    # On process 0, what checks the right to write to MODEL_DIR.
+    # The last of these checks, on process 0, that this trainer still owns
+    # MODEL_DIR.
     checks: list[Callable[[], None]] = [lambda: None]
 
     def take_model_dir() -> None:
@@ -117,7 +119,7 @@ def open_run(
         setup.init,
         setup.optimizer,
         setup.components,
-        # What is restored needs no initial values, and no memory for them.
+        # A restored state needs no initial values, and no memory for them.
         seed=None if store.steps() else data.seed,
         mesh=setup.mesh,
         axis_rules=config.mesh.all_axis_rules,
@@ -125,7 +127,7 @@ def open_run(
     )
     step, count = int(state.step), len(config.stages)
     if count > 1 and not store.steps():
-      # All streams of a new run begin with the numbers of its rows.
+      # In a new run, the streams of all stages start at the same positions.
       positions = np.stack([loop_state.positions] * count, axis=1)
       loop_state = loop_state._replace(positions=positions)
     streams = stack.enter_context(_streams(setup, loop_state.positions))
@@ -133,8 +135,8 @@ def open_run(
     if config.keeps_rolling_index and step < config.num_steps:
       rolling_index = RollingIndex(setup, decisions, checkpoints)
     loop.on_process_0("configuration", lambda: kept.write(config.model_dir))
-    # The first snapshot is built from checkpoint 0. It is not saved before
-    # everything that it needs has been found to be there.
+    # The first snapshot is built from checkpoint 0, which is saved once
+    # everything that the run needs has been found.
     if not store.steps():
       checkpoints.save(state, loop_state)
     if step >= config.num_steps:
@@ -166,13 +168,13 @@ def open_run(
       depth=config.steps_ahead,
     )
     stack.callback(batches.close)
-    # By a corpus that stays the same when the run is resumed.
+    # Bin counts follow from a corpus that a resumed run finds unchanged.
     compiled = []
     for number in numbers:
       own = dataclasses.replace(setup, number=number)
       compiled.append(CompiledSteps(own, own.layout(setup.examples)))
-      # A step that searches is compiled when its vectors are there, and so is
-      # every step of a run whose state then has an index.
+      # A step that searches is compiled once the vectors are loaded, as is
+      # every step of a run with a rolling index, which then joins the state.
       if not own.searches_in_step and rolling_index is None:
         compiled[-1].compile(state, own.abstract_batch())
 
@@ -190,7 +192,7 @@ def open_run(
 def _streams(
   setup: RunSetup, positions: Int64[np.ndarray, "b *s"]
 ) -> Iterator[list[Iterator[Batch]]]:
-  """Opens the examples of each stage, at its positions."""
+  """Opens a stream of examples for each stage, at the stage's positions."""
   with contextlib.ExitStack() as stack:
     streams = list[Iterator[Batch]]()
     for number, own in enumerate(positions.reshape(len(positions), -1).T):

@@ -162,11 +162,11 @@ def t5(
   return [*table, Module("word_embeddings" if tied_head else "head", "lm_head")]
 
 
-class Place(NamedTuple):
+class MappedTensor(NamedTuple):
   """A parameter, and its tensor in another system.
 
-  An import reads the first of the `names` that there is, and an export writes
-  the first of all.
+  An import reads the first of the `names` that the input has, and an export
+  writes the first name.
   """
 
   path: str
@@ -175,7 +175,9 @@ class Place(NamedTuple):
   factor: float
 
 
-def places(table: Iterable[Module], system: System) -> Iterator[Place]:
+def mapped_tensors(
+  table: Iterable[Module], system: System
+) -> Iterator[MappedTensor]:
   """Yields the parameters of a table with the names of their tensors."""
   for module in table:
     start = module.theirs.replace("encoder/layer_", "encoder/layer/")
@@ -186,7 +188,9 @@ def places(table: Iterable[Module], system: System) -> Iterator[Place]:
       if system == "torch":
         names = [f"{start}.{name}" for name in in_torch]
       is_transposed = system == "torch" and ours == "/kernel"
-      yield Place(module.ours + ours, names, is_transposed, module.factor)
+      yield MappedTensor(
+        module.ours + ours, names, is_transposed, module.factor
+      )
 
 
 def show(name: str, shape: Shape) -> str:
@@ -228,31 +232,31 @@ def read(
     fitting = (why for p, why in allowed.items() if re.fullmatch(p, name))
     return next(fitting, "")
 
-  found: dict[str, list[tuple[str, Place]]] = {}
+  found: dict[str, list[tuple[str, MappedTensor]]] = {}
   # Why tensors are not used, and parameters have no tensor.
   unused = {name: reason(name) for name in tensors}
   fresh = dict.fromkeys(shapes, "not in the input")
   used, misshapen = set(), {}
-  for place in places(table, system):
-    shape = shapes.get(place.path)
+  for entry in mapped_tensors(table, system):
+    shape = shapes.get(entry.path)
     if shape is not None:
-      fresh[place.path] = reason(place.path)
-    for name in filter(tensors.__contains__, place.names):
+      fresh[entry.path] = reason(entry.path)
+    for name in filter(tensors.__contains__, entry.names):
       if shape is None:
         unused[name] = (
           unused[name] or "of no use to the parts that are imported"
         )
         continue
-      wanted = shape[::-1] if place.is_transposed else shape
+      wanted = shape[::-1] if entry.is_transposed else shape
       if tensors[name].shape == wanted:
         used.add(name)
-        found.setdefault(place.path, []).append((name, place))
+        found.setdefault(entry.path, []).append((name, entry))
       elif not reason(name):
         used.add(name)
-        misshapen[place.path] = (
-          f"{show(name, tensors[name].shape)}, where {place.path} wants "
+        misshapen[entry.path] = (
+          f"{show(name, tensors[name].shape)}, where {entry.path} wants "
           f"{list(wanted)}"
-          + (_OTHER_VOCABULARY if place.path.endswith(WORDS) else "")
+          + (_OTHER_VOCABULARY if entry.path.endswith(WORDS) else "")
         )
   unused = {name: why for name, why in unused.items() if name not in used}
   known = found.keys() | misshapen.keys()
@@ -278,8 +282,8 @@ def read(
   for path, (first, *copies) in found.items():
     lines.append(f"  {show(path, shapes[path])} <- {first[0]}")
     parameters[path] = _parameter(tensors, *first)
-    for name, place in copies:
-      same = np.array_equal(_parameter(tensors, name, place), parameters[path])
+    for name, entry in copies:
+      same = np.array_equal(_parameter(tensors, name, entry), parameters[path])
       unused[name] = f"the same as {first[0]}" if same else reason(name)
       if not unused[name]:
         raise WeightsError(
@@ -304,16 +308,16 @@ def write(
 ) -> dict[str, tuple[str, np.ndarray]]:
   """Returns PyTorch's name and tensor of each parameter in a table, by path."""
   named: dict[str, tuple[str, np.ndarray]] = {}
-  for place in places(table, "torch"):
-    if place.path in parameters and place.path not in named:
-      array = parameters[place.path]
-      array = array.T if place.is_transposed else array
-      array = np.ascontiguousarray(array * np.float32(place.factor))
-      named[place.path] = place.names[0], array
+  for entry in mapped_tensors(table, "torch"):
+    if entry.path in parameters and entry.path not in named:
+      array = parameters[entry.path]
+      array = array.T if entry.is_transposed else array
+      array = np.ascontiguousarray(array * np.float32(entry.factor))
+      named[entry.path] = entry.names[0], array
   return named
 
 
-def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
+def _parameter(tensors: Tensors, name: str, entry: MappedTensor) -> np.ndarray:
   array = tensors[name]
   # numpy does not count bfloat16 among its floats.
   if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
@@ -327,5 +331,5 @@ def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
       f"{name} holds NaN or infinite values; the file is damaged or its "
       "training had diverged"
     )
-  array = array.T if place.is_transposed else array
-  return np.ascontiguousarray(array / np.float32(place.factor))
+  array = array.T if entry.is_transposed else array
+  return np.ascontiguousarray(array / np.float32(entry.factor))

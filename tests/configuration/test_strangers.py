@@ -92,12 +92,12 @@ def _open(model_dir, folder, **settings):
     )
     return made.build(function)
 
-  given = {"output_dir": folder, "to": "hf_bert"}
+  arguments = {"output_dir": folder, "to": "hf_bert"}
   opened = [
     lambda: realm_jax.load(model_dir, **settings).ask("who built it?"),
     lambda: realm_jax.load(model_dir, checkpoint_step="best", **settings),
     lambda: TrainedRun.load(configured(RunConfig)),
-    lambda: configured(export_weights, given=given),
+    lambda: configured(export_weights, arguments=arguments),
     lambda: configured(
       evaluation,
       recipe=evaluate._RECIPES,
@@ -217,7 +217,7 @@ def test_a_manifest_names_no_class_and_no_place(
 
 def test_a_type_of_numbers_is_one(stranger):
   _plant(stranger, {"retriever.bert.dtype": "trojan.Trojan"})
-  with pytest.raises(ValueError, match="no type of numbers"):
+  with pytest.raises(ValueError, match="no numeric type"):
     realm_jax.load(stranger)
 
 

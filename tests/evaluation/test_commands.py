@@ -45,24 +45,24 @@ def test_what_is_measured_is_printed_written_and_compared(
     "RANK_ANSWERS_BY": "best_span",
   }
   model_dir = str(recorded_run("open_qa"))
-  figures = command(evaluate, model_dir=model_dir, gin=gin)
-  assert figures == json.loads((tmp_path / "metrics.json").read_text())
+  metrics = command(evaluate, model_dir=model_dir, gin=gin)
+  assert metrics == json.loads((tmp_path / "metrics.json").read_text())
   # One device finds what eight did.
   for name in ("exact_match", "f1", "recall_at_1", "mrr"):
-    assert figures[name] == pytest.approx(evaluated[0][name])
+    assert metrics[name] == pytest.approx(evaluated[0][name])
   lines = capsys.readouterr().out.splitlines()
   printed = dict(line.split(maxsplit=1) for line in lines)
-  low, high = figures.pop("intervals")["f1"]
-  assert printed["f1"] == f"{figures['f1']:.4f}  [{low:.4f}, {high:.4f}]"
+  low, high = metrics.pop("intervals")["f1"]
+  assert printed["f1"] == f"{metrics['f1']:.4f}  [{low:.4f}, {high:.4f}]"
 
   predictions = [str(tmp_path / "predictions.jsonl")] * 2
   compared = command(compare, predictions=predictions)
   assert compared["comparisons"][0]["f1"]["first"] == pytest.approx(
-    figures["f1"]
+    metrics["f1"]
   )
   rows = [row.split() for row in capsys.readouterr().out.splitlines()]
   shown = next(row for row in rows if row[:1] == ["f1"])
-  assert shown[1:4] == [f"{figures['f1']:.4f}"] * 2 + ["+0.0000"]
+  assert shown[1:4] == [f"{metrics['f1']:.4f}"] * 2 + ["+0.0000"]
 
 
 def test_a_recipe_follows_a_run(
@@ -78,12 +78,12 @@ def test_a_recipe_follows_a_run(
     "BEST_METRIC": "f1",
     "FOLLOW_UNTIL_STEP": 3,
   }
-  figures = command(evaluate, model_dir=str(tmp_path), follow=True, gin=gin)
-  assert figures == json.loads((tmp_path / "3" / "metrics.json").read_text())
-  assert figures["checkpoint"] == 3
+  metrics = command(evaluate, model_dir=str(tmp_path), follow=True, gin=gin)
+  assert metrics == json.loads((tmp_path / "3" / "metrics.json").read_text())
+  assert metrics["checkpoint"] == 3
   assert "exact_match" in capsys.readouterr().out
   best = json.loads((tmp_path / "best.json").read_text())
-  assert (best["step"], best["value"]) == (3, figures["f1"])
+  assert (best["step"], best["value"]) == (3, metrics["f1"])
 
 
 def test_ask_answers_each_line_of_its_input(

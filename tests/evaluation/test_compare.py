@@ -49,9 +49,9 @@ def test_several_evaluations_are_rows_that_are_compared_with_the_first(
     write_lines(tmp_path / name / "predictions.jsonl", lines)
   folders = [tmp_path / name for name in right]
   found = compare(*folders, metrics=["exact_match"])
-  figures = found["figures"]
-  assert [one["exact_match"] for one in figures] == [0.25, 0.5, 1.0]
-  low, high = figures[0]["intervals"]["exact_match"]
+  metrics = found["figures"]
+  assert [one["exact_match"] for one in metrics] == [0.25, 0.5, 1.0]
+  low, high = metrics[0]["intervals"]["exact_match"]
   assert 0.05 < low < 0.25 < high < 0.45
   second, third = found["comparisons"]
   (alone,) = compare(*folders[:2])["comparisons"]

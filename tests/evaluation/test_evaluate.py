@@ -38,12 +38,12 @@ class Run:
     self.trainer.wait()
 
   def evaluate(self, *, config, output_dir):
-    """An evaluation whose figures are known."""
+    """An evaluation whose metrics are known."""
     step = config.checkpoint_step
     self.evaluated.append(step)
-    figures = {"exact_match": _EXACT_MATCH[step], "loss": -_EXACT_MATCH[step]}
-    write_json(output_dir / "metrics.json", figures)
-    return figures
+    metrics = {"exact_match": _EXACT_MATCH[step], "loss": -_EXACT_MATCH[step]}
+    write_json(output_dir / "metrics.json", metrics)
+    return metrics
 
   def follow(self, until: int, *, metric="exact_match", evaluation=None):
     config = RunConfig(
@@ -141,7 +141,7 @@ def test_a_damaged_record_of_the_best_checkpoint(run):
   assert run.trainer.steps() == [1, 2]
 
 
-# Of figures 0.3, 0.1 and 0.2 at the steps 1 to 3.
+# Of metrics 0.3, 0.1 and 0.2 at the steps 1 to 3.
 _BEST_STEPS = {
   **dict.fromkeys(("loss", "reader_loss", "perplexity_null"), 2),
   **dict.fromkeys(("mrr", "log_likelihood_null", "retrieval_utility"), 1),
@@ -152,8 +152,8 @@ def test_the_best_checkpoint_has_the_lowest_cost_or_the_highest_gain(run):
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     for step, value in ((1, 0.3), (2, 0.1), (3, 0.2)):
       store.save(step, {"retriever": {"scale": np.float32(step)}})
-      figures = dict.fromkeys(_BEST_STEPS, value)
-      write_json(run.output_dir / str(step) / "metrics.json", figures)
+      metrics = dict.fromkeys(_BEST_STEPS, value)
+      write_json(run.output_dir / str(step) / "metrics.json", metrics)
     store.wait()
   for metric, step in _BEST_STEPS.items():
     run.follow(3, metric=metric)

@@ -61,7 +61,7 @@ def test_an_evaluation_that_broke_off_goes_on(
     return evaluate(question_files=many_questions, output_dir=folder)
 
   with counted_searches() as counts:
-    figures = call(tmp_path / "whole")
+    metrics = call(tmp_path / "whole")
   assert len(counts) == 6
   expected = _files(tmp_path / "whole")
   folder = tmp_path / "resumed"
@@ -78,8 +78,8 @@ def test_an_evaluation_that_broke_off_goes_on(
   assert _files(folder) == expected
   # Without a folder, the scores alone are kept.
   alone = evaluate(question_files=many_questions)
-  del alone["seconds"], figures["seconds"]
-  assert alone == figures
+  del alone["seconds"], metrics["seconds"]
+  assert alone == metrics
 
 
 @pytest.mark.slow

@@ -130,8 +130,8 @@ def test_facts_are_edited_in_a_finished_demo(demo, tmp_path, command_server):
   )
   changed = [one for id_, one in new.items() if one != old[id_]]
   corpus = Corpus.open(demo_dir / "word_memory/statements")
-  figures = demo_dir / "evaluations/word_memory/realm-after/metrics.json"
-  assert json.loads(figures.read_text())["num_queries"] == len(changed) > 10
+  metrics = demo_dir / "evaluations/word_memory/realm-after/metrics.json"
+  assert json.loads(metrics.read_text())["num_queries"] == len(changed) > 10
   assert corpus.num_blocks == len(changed)
   for row, one in enumerate(changed):
     block = corpus.block(row)

@@ -33,7 +33,7 @@ _ICT_STEPS, _READING_STEPS, _STEPS = 40, 250, 75
 
 
 def main() -> None:
-  """Trains the demo's first stages; the last line has the figures as JSON."""
+  """Trains the demo's first stages; the last line has the metrics as JSON."""
   folder = Path(sys.argv[1])
   (folder / "small.gin").write_text(_SMALL)
   cpu_tuning.disable_async_dispatch()
@@ -69,7 +69,7 @@ def main() -> None:
   rank = demo.recalls(cloze, _ICT_STEPS, STATEMENTS)["mrr"]
   masked = run(
     demo.evaluate("masked", "eval_masked", realm, NUM_BATCHES=8)
-  ).figures()
+  ).metrics()
   print(json.dumps({"inverse_cloze_mrr": rank, "masked": masked}))
 
 
@@ -85,11 +85,11 @@ def test_inverse_cloze_finds_and_pretraining_reads_what_is_found(
     timeout=3000.0,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  figures = json.loads(done.stdout.splitlines()[-1])
+  metrics = json.loads(done.stdout.splitlines()[-1])
   # Untrained it has 0.12; 0.25 to 0.30 with the seeds 0, 1 and 2.
-  assert figures["inverse_cloze_mrr"] >= 0.2, figures
+  assert metrics["inverse_cloze_mrr"] >= 0.2, metrics
   # 0.40, 0.29 and 0.08 with these seeds, of runs that are a fifth shorter.
-  assert figures["masked"]["retrieval_utility"] >= 0.05, figures
+  assert metrics["masked"]["retrieval_utility"] >= 0.05, metrics
 
 
 if __name__ == "__main__":

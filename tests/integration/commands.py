@@ -12,7 +12,7 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.explain import block_use
-from realm_jax.evaluation.outputs import Figures
+from realm_jax.evaluation.outputs import Metrics
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.snapshots.index_builder import build_index
 from realm_jax.training import trainer
@@ -116,7 +116,7 @@ class Commands:
       settings["LAG_STEPS"] = 8
     return self.train(stage, folder / stage, **settings)
 
-  def evaluate(self, recipe: str, trained: Path, output_dir: Path) -> Figures:
+  def evaluate(self, recipe: str, trained: Path, output_dir: Path) -> Metrics:
     """Evaluates a stage that was trained into a folder."""
     settings: dict[str, Any] = {"NUM_CANDIDATES": 4, "NUM_BATCHES": 2}
     if recipe == "eval":

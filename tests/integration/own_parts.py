@@ -79,7 +79,7 @@ class Writer(nn.Module):
 
 @answer_from_blocks.register
 def written_answers(
-  reader: Writer, run, questions, token_ids, hits, given=None
+  reader: Writer, run, questions, token_ids, hits, answer=None
 ):
   def first_words(reader, params, query, blocks):
     inputs = padded_inputs(reader.join(query, blocks))

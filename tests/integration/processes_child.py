@@ -57,8 +57,8 @@ def main() -> None:
     commands.evaluate("eval", before, folder / "eval" / "both")
   for recipe in EVALUATIONS:
     with counted_searches() as counts:
-      figures = commands.evaluate(recipe, before, folder / recipe / "both")
-    found = {"figures": figures, "searches": len(counts)}
+      metrics = commands.evaluate(recipe, before, folder / recipe / "both")
+    found = {"figures": metrics, "searches": len(counts)}
     (folder / recipe / f"{index}.json").write_text(json.dumps(found))
   if int(index) == 1:
     _preempt_in_a_step()

@@ -37,14 +37,14 @@ def test_a_graph_reader_is_trained_evaluated_and_asked(world, tmp_path):
       LEARNING_RATE=3e-3,
     )
   assert losses(folder)[-1] < losses(folder)[0]
-  figures = call(
+  metrics = call(
     *(evaluate, [str(folder / "config.json"), "gin/runs/eval.gin"]),
     CORPUS_DIR=world.corpus_dir,
     MODEL_DIR=folder,
     OUTPUT_DIR=tmp_path,
     QUESTIONS=world.question_file,
   )
-  assert figures["num_questions"] == 11
+  assert metrics["num_questions"] == 11
   lines = read_lines(tmp_path / "predictions.jsonl")
   run = realm_jax.load(folder)
   (found,) = run.ask([lines[0]["question"]])

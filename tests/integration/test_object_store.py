@@ -98,7 +98,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
   assert losses(model_dir) == losses(local)
   # What the local run has trained is what the other has.
   assert commands.world.build_snapshot(local) == [_STEPS]
-  figures = commands.call(
+  metrics = commands.call(
     evaluate,
     "eval_retrieval",
     MODEL_DIR=model_dir,
@@ -108,14 +108,14 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
     NUM_SEARCHED=20,
     SNAPSHOT=local / "snapshots",
   )
-  assert figures["checkpoint"] == figures["snapshot"] == _STEPS
+  assert metrics["checkpoint"] == metrics["snapshot"] == _STEPS
   names = object_store.names("runs/ict/eval")
   assert [name.rpartition("/")[2] for name in names] == [
     "metrics.json",
     "retrieved.jsonl",
   ]
   written = json.loads(object_store.read("runs/ict/eval/metrics.json"))
-  assert written["recall_at_5"] == figures["recall_at_5"]
+  assert written["recall_at_5"] == metrics["recall_at_5"]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_run_answers_and_is_followed_and_compared(
   with counted_searches(1):
     followed()
   with counted_searches() as counts:
-    figures = followed()
+    metrics = followed()
   # Of two batches, one was done.
   assert len(counts) == 1
   names = object_store.names("commands/eval/0")
@@ -163,7 +163,7 @@ def test_a_run_answers_and_is_followed_and_compared(
     "metrics.json",
     "predictions.jsonl",
   ]
-  best = BestCheckpoint("exact_match", 0, figures["exact_match"])
+  best = BestCheckpoint("exact_match", 0, metrics["exact_match"])
   assert read_best(run["MODEL_DIR"]) == best
   predictions = f"{bucket}/eval/0/predictions.jsonl"
   found = compare(predictions, predictions)

@@ -110,8 +110,8 @@ def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
 
   masked = "gin/runs/eval_masked.gin"
   run("evaluate", masked, flags=[_MODULES], NUM_BATCHES=2, OUTPUT_DIR="out")
-  figures = json.loads((folder / "out/metrics.json").read_text())
-  assert figures["checkpoint"] == 2 and figures["loss"] > 0
+  metrics = json.loads((folder / "out/metrics.json").read_text())
+  assert metrics["checkpoint"] == 2 and metrics["loss"] > 0
   asked = [_MODULES, "where was Ada born?"]
   assert "block" in run("ask", flags=asked)
   # The reader says nothing of single blocks.

@@ -97,7 +97,7 @@ def test_readme_leads_from_own_text_to_an_answer(
       builder.kill()
   # The answer stands with the title of its block.
   assert "Stone" in done.stdout
-  figures = json.loads((folder / "runs/qa/eval/metrics.json").read_text())
-  assert figures["num_questions"] == 4
+  metrics = json.loads((folder / "runs/qa/eval/metrics.json").read_text())
+  assert metrics["num_questions"] == 4
   snapshots = folder / "runs/realm/snapshots"
   assert (snapshots / "00000000/manifest.json").exists()

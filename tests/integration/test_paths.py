@@ -91,7 +91,7 @@ def test_the_recipes_find_paths_and_answer_from_them(tmp_path):
     JOINT_LENGTH=56,
   )
   assert rows[-1]["span_accuracy"] > 0.9 and rows[-1]["path_accuracy"] > 0.9
-  figures = call(
+  metrics = call(
     evaluate,
     ["gin/runs/eval.gin", str(tmp_path / "reader/config.json")],
     MODEL_DIR=tmp_path / "reader",
@@ -100,4 +100,4 @@ def test_the_recipes_find_paths_and_answer_from_them(tmp_path):
     OUTPUT_DIR=tmp_path / "eval",
     NUM_READ=8,
   )
-  assert figures["exact_match"] > 0.8
+  assert metrics["exact_match"] > 0.8

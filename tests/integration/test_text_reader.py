@@ -90,7 +90,7 @@ def test_it_resumes_exactly_though_snapshots_are_swapped(
 
 
 def test_its_masked_sentences_are_evaluated(pretrained, commands, tmp_path):
-  figures = commands.call(
+  metrics = commands.call(
     *(evaluate, "eval_masked_text"),
     MODEL_DIR=pretrained,
     OUTPUT_DIR=tmp_path,
@@ -99,9 +99,9 @@ def test_its_masked_sentences_are_evaluated(pretrained, commands, tmp_path):
     NUM_READ=3,
     PROMPT="{query}",
   )
-  assert figures["num_candidates"] == 3 and figures["num_queries"] == 16
-  assert 0 <= figures["exact_targets"] <= figures["token_accuracy"] <= 1
-  assert figures["perplexity"] > 1
+  assert metrics["num_candidates"] == 3 and metrics["num_queries"] == 16
+  assert 0 <= metrics["exact_targets"] <= metrics["token_accuracy"] <= 1
+  assert metrics["perplexity"] > 1
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +123,18 @@ def answering(pretrained, commands, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def evaluated(commands, tmp_path):
-  """`evaluated(model_dir, …)`: the figures and lines of all questions."""
+  """`evaluated(model_dir, …)`: the metrics and lines of all questions."""
 
   def run(model_dir: Path, **bindings):
-    figures = commands.call(
+    metrics = commands.call(
       *(evaluate, "eval"),
       MODEL_DIR=model_dir,
       OUTPUT_DIR=tmp_path,
       QUESTIONS=commands.world.question_file,
       **bindings,
     )
-    assert figures["num_questions"] == 11
-    return figures, read_lines(tmp_path / "predictions.jsonl")
+    assert metrics["num_questions"] == 11
+    return metrics, read_lines(tmp_path / "predictions.jsonl")
 
   return run
 
@@ -260,8 +260,8 @@ def test_closed_book_neither_training_nor_answers_need_an_index(
     NULL_BLOCK=True,
     NUM_STEPS=2,
   )
-  figures, lines = evaluated(folder, CANDIDATES="none", NUM_READ=1)
-  assert figures["num_searched"] == 0 and "snapshot" not in figures
+  metrics, lines = evaluated(folder, CANDIDATES="none", NUM_READ=1)
+  assert metrics["num_searched"] == 0 and "snapshot" not in metrics
   assert [len(line["evidence"]) for line in lines] == [1] * 11
 
 
@@ -290,14 +290,14 @@ def test_a_text_to_text_task_is_trained_and_evaluated_without_questions(
   commands.train(
     "text_to_text", folder, NULL_BLOCK=True, NUM_STEPS=2, BATCH_SIZE=2, **task
   )
-  figures = commands.call(
+  metrics = commands.call(
     *(evaluate, "eval"), MODEL_DIR=folder, CANDIDATES="none", **task
   )
-  assert figures["num_questions"] == 3
+  assert metrics["num_questions"] == 3
   lines = read_lines(folder / "eval" / "predictions.jsonl")
   assert [line["references"] for line in lines] == [["SUPPORTS"]] * 3
   right = [line["prediction"].lower() == "supports" for line in lines]
-  assert figures["exact_match"] == sum(right) / 3
+  assert metrics["exact_match"] == sum(right) / 3
 
 
 def test_a_corpus_with_another_vocabulary_is_refused(

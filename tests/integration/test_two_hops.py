@@ -76,14 +76,14 @@ def test_it_resumes_exactly_between_two_searches(
 
 def test_paths_are_searched_read_and_shown(trained, commands, tmp_path):
   commands.world.build_snapshot(trained, retriever=_RETRIEVER)
-  figures = call(
+  metrics = call(
     *(evaluate, [str(trained / "config.json"), "gin/runs/eval.gin"]),
     CORPUS_DIR=commands.world.corpus_dir,
     MODEL_DIR=trained,
     OUTPUT_DIR=tmp_path,
     QUESTIONS=commands.world.question_file,
   )
-  assert figures["num_questions"] == 11
+  assert metrics["num_questions"] == 11
   for line in read_lines(tmp_path / "predictions.jsonl"):
     assert [one["read"] for one in line["evidence"]].count(True) == 4
   run = realm_jax.load(trained)

@@ -77,7 +77,7 @@ def test_closed_book_trains_and_is_evaluated_without_an_index(world, tmp_path):
   # The null block is all.
   assert [row["retrieval_utility"] for row in rows] == [0, 0]
   assert [row["null_probability"] for row in rows] == [1, 1]
-  figures = call(
+  metrics = call(
     evaluate,
     ["gin/runs/eval_masked.gin", MODEL_FILE],
     MODEL_DIR=model_dir,
@@ -86,9 +86,9 @@ def test_closed_book_trains_and_is_evaluated_without_an_index(world, tmp_path):
     NUM_BATCHES=1,
     BATCH_SIZE=8,
   )
-  assert figures["perplexity"] == figures["perplexity_null"] > 1
-  assert figures["num_blocks"] == world.corpus.num_blocks
-  assert "snapshot" not in figures
+  assert metrics["perplexity"] == metrics["perplexity_null"] > 1
+  assert metrics["num_blocks"] == world.corpus.num_blocks
+  assert "snapshot" not in metrics
   assert not (model_dir / "snapshots").exists()
 
 

@@ -21,7 +21,7 @@ from tests.training import tiny
 def test_a_batch_lies_over_data_and_fsdp():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
   with pytest.raises(ValueError, match="BATCH_SIZE"):
-    sharding.row_groups(mesh).own_rows(6)
+    sharding.row_groups(mesh).local_rows(6)
   rows = np.arange(24, dtype=np.int32).reshape(8, 3)
   array = sharding.to_devices({"query": rows}, mesh)["query"]
   assert array.sharding.spec == PartitionSpec(("data", "fsdp"))

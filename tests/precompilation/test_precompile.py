@@ -91,9 +91,9 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
   done = command_server.run(command)
   assert done.returncode == 0, done.stderr
   assert "It fits." in done.stdout
-  figures = json.loads((tmp_path / "one.json").read_text())
-  assert figures["chips"] == 4
-  step, search = figures["programs"]
+  metrics = json.loads((tmp_path / "one.json").read_text())
+  assert metrics["chips"] == 4
+  step, search = metrics["programs"]
   assert (step["kind"], search["kind"]) == (STEP, SEARCH)
   # It is the step that trains, which packs sequences.
   assert "and packed in" in step["name"]

@@ -142,7 +142,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     )
 
 
-def test_own_vectors_come_back_on_other_devices(store):
+def test_rolling_vectors_come_back_on_other_devices(store):
   own = {
     "vectors": np.arange(128).reshape(32, 4).astype(jnp.bfloat16),
     "steps": np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
@@ -160,7 +160,7 @@ def test_own_vectors_come_back_on_other_devices(store):
       "vectors": array((num_rows, 4), "bfloat16"),
       "steps": array((num_rows,), "int32"),
     }
-    return checkpoints.own_vectors(0, corpus, like)
+    return checkpoints.rolling_vectors(0, corpus, like)
 
   _assert_same(found("cd" * 32, 32), own)
   # With other padding, or of another corpus, they are embedded again.

@@ -1,4 +1,4 @@
-"""Open QA: a question, the retrieved blocks, and the spans of the best few."""
+"""Open QA: fine-tuning on questions whose answers are spans of blocks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ class OpenQaBatch(NamedTuple):
 
   Attributes:
     query: Questions.
-    retrieved: What the retriever's scores of the n blocks are computed from:
-      their vectors as the snapshot has them, or the scores of an index
-      without vectors, such as BM25. The host leaves rows here if the devices
-      hold the vectors: see `StageContext.vectors`.
-    blocks: The best k blocks, as the reader reads them, or those that a
-      cross-encoder has yet to order.
+    retrieved: Inputs of the retriever's scores of the n blocks: their vectors
+      in the snapshot, or scores of an index without vectors, such as BM25. If
+      the devices hold the vectors, the host puts rows here (see
+      `StageContext.vectors`).
+    blocks: Tokens of the best k blocks, for the reader or, before that, for the
+      cross-encoder that reorders them.
     has_answer: Whether each of the n blocks contains an answer.
     is_answer: Whether the span of a start and a width is an answer.
   """
@@ -62,29 +62,28 @@ class OpenQaBatch(NamedTuple):
 class OpenQa(Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
-  The retriever learns from `num_searched_blocks`, against the snapshot's
+  The retriever learns from `num_searched_blocks`, scored with the snapshot's
   stored vectors, and the reader from the best `num_read`. For the retriever, a
-  block contains an answer whose characters occur in its text, or that is a
-  regular expression and matches there. The reader learns from an answer's
-  tokens, and from the token spans that matches cover.
+  block contains an answer if the answer's characters occur in its text or, for
+  a regular expression, if it matches there. The reader learns from spans with
+  the answer's tokens, or from the tokens that a match covers.
 
   Attributes:
-    num_searched_blocks: Number of blocks that the retriever's loss is over, or
-      all blocks of a smaller corpus.
+    num_searched_blocks: Number of blocks in the retriever's loss; a smaller
+      corpus is searched whole.
     num_read: Number of the best blocks that the reader reads.
-    rerank_depth: Number of the best blocks among which a frozen cross-encoder
-      chooses these, the component `reranker` of the initial checkpoint. It
-      decides what is read; the retriever's scores stay its own. With 0 there is
-      none.
-    index_scores: Whether a block's score is the index's times a trainable
+    rerank_depth: Number of the best blocks from which a frozen cross-encoder,
+      the component `reranker` of the initial checkpoint, chooses `num_read`.
+      The loss still uses the retriever's scores. 0 disables reranking.
+    index_scores: Whether a block's score is the index's score times a trainable
       scale, for an index without vectors (BM25).
-    initial_scale: Initial value of that scale.
+    initial_scale: Initial value of the scale.
     current_queries: Whether questions are embedded for the search with the
       current parameters instead of the snapshot's query tower.
-    hard_em: Whether the reader learns from the correct span that is most likely
-      now, instead of from all correct spans (Min et al. 2019).
-    read_gold: Whether the reader reads, of the searched blocks, those first
-      that contain an answer: a bound on what a better retriever would give.
+    hard_em: Whether the reader learns only from the correct span that is
+      currently most likely, instead of all correct spans (Min et al. 2019).
+    read_gold: Whether the reader gets blocks that contain an answer first: an
+      upper bound for a better retriever.
   """
 
   num_searched_blocks: PositiveInt = 5000
@@ -103,8 +102,8 @@ class OpenQa(Stage):
     super().__post_init__()
     if 0 < self.rerank_depth < self.num_read:
       raise RealmError(
-        f"RERANK_DEPTH={self.rerank_depth} with NUM_READ={self.num_read}; the "
-        "cross-encoder has to order as many blocks as are read, or more"
+        f"RERANK_DEPTH={self.rerank_depth} with NUM_READ={self.num_read}; want "
+        "RERANK_DEPTH=0, or at least NUM_READ blocks to choose from"
       )
 
   @property
@@ -156,12 +155,14 @@ class OpenQa(Stage):
     )
     recall = has_answer[:, :5].any(axis=1).mean()
     preferred = has_answer if self.read_gold else None
-    places = context.places(self.retrieval, batch, found.rows, preferred)
+    positions = context.candidate_positions(
+      self.retrieval, batch, found.rows, preferred
+    )
     rows, scores, has_answer = (
-      np.take_along_axis(array, places, axis=1)
+      np.take_along_axis(array, positions, axis=1)
       for array in (found.rows, found.scores, has_answer)
     )
-    # Of the searched blocks, those that are read alone are taken from disk.
+    # Only the blocks that are read are loaded from disk.
     read = rows[:, : self.num_candidates]
     made = OpenQaBatch(
       batch.arrays["query"],
@@ -187,7 +188,7 @@ class OpenQa(Stage):
     )
 
   def rerank(self, encoders: Encoders, batch: OpenQaBatch) -> OpenQaBatch:
-    """Puts first what the cross-encoder finds best, and keeps it to be read."""
+    """Reorders the blocks by the cross-encoder, and keeps the best to read."""
     if not self.rerank_depth:
       return batch
     scores = encoders.pair_scores(
@@ -206,7 +207,7 @@ class OpenQa(Stage):
     )
 
   def inputs(self, components: Components, batch: OpenQaBatch) -> EncoderInputs:
-    # They are reranked by now, except where lengths alone are wanted.
+    # Blocks are reranked by now, unless only their lengths are wanted.
     blocks = batch.blocks[:, : self.num_read]
     read = components.token_reader.join(batch.query, blocks)
     queries = None
@@ -218,11 +219,10 @@ class OpenQa(Stage):
   def loss(
     self, encoders: Encoders, batch: OpenQaBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns ORQA's loss, over stored vectors or over scores of an index.
+    """Returns ORQA's loss, from stored vectors or from the index's scores.
 
-    The query tower is trained against vectors that stay fixed. With
-    `index_scores` a block's score is `scale` times the index's, and `scale` is
-    the only parameter of the retriever.
+    Stored vectors stay fixed; only the query tower is trained. With
+    `index_scores`, `scale` is the retriever's only parameter.
     """
     found = jnp.asarray(batch.retrieved)
     if self.index_scores:
@@ -254,7 +254,7 @@ def answer_spans(
   rows: Int[np.ndarray, "b k"],
   context: StageContext,
 ) -> Bool[np.ndarray, "b k l w"]:
-  """Returns whether the span of a start and a width of blocks is an answer."""
+  """Returns whether the span at a start and of a width is an answer."""
   assert context.answers is not None
   width = context.components.span_reader.max_answer_width
   length = context.block_length

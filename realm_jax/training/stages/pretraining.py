@@ -34,7 +34,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, at_places, take_candidates
+from realm_jax.training.retrieval import Retrieval, rows_at, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
@@ -189,8 +189,10 @@ class Pretraining(Stage):
     has_words = None
     if self.read_gold:
       has_words = masked_words.has_masked_words(batch, rows, context.corpus)
-    places = context.places(self.retrieval, batch, rows, has_words)
-    return np.asarray(at_places(rows, places))
+    positions = context.candidate_positions(
+      self.retrieval, batch, rows, has_words
+    )
+    return np.asarray(rows_at(rows, positions))
 
   def dummy_batch(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates

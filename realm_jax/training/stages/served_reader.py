@@ -28,7 +28,7 @@ from realm_jax.served_reader.scoring import ServedLanguageModel
 from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, Range
 from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
-from realm_jax.training.retrieval import Retrieval, at_places
+from realm_jax.training.retrieval import Retrieval, rows_at
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -123,8 +123,8 @@ class ServedReader(Stage):
   ) -> Features:
     assert found is not None and context.step is not None
     assert self.retrieval is not None
-    places = context.places(self.retrieval, batch, found.rows)
-    rows = np.asarray(at_places(found.rows, places))
+    positions = context.candidate_positions(self.retrieval, batch, found.rows)
+    rows = np.asarray(rows_at(found.rows, positions))
     examples = context.examples or context.corpus
     blocks = {
       row: context.corpus.block(row) for row in {*rows.flat} - {NULL_ROW}

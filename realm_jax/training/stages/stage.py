@@ -1,4 +1,4 @@
-"""What a stage is to the loop, to the step and to the evaluations."""
+"""The interface of a stage, which the loop, the step and evaluations use."""
 
 import abc
 import dataclasses
@@ -27,17 +27,17 @@ from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.retrieval import Retrieval
 
-# A batch of a stage: numpy's arrays, with a row for each example.
+# Batch of a stage: a tree of NumPy arrays with a row for each example.
 StepBatch = Any
-# Such a batch, and metrics that only the host can compute.
+# Such a batch, and the metrics that the host computes.
 Features = tuple[StepBatch, dict[str, float]]
 
 
 class Encoders(NamedTuple):
-  """The components as a loss applies them: with parameters and dropout masks.
+  """The components with their parameters and dropout keys, as a loss uses them.
 
-  Parameters and the keys of the dropout masks are by component; a component
-  without dropout has no key.
+  `params` and `dropout_keys` are keyed by component. A component without
+  dropout has no key.
   """
 
   components: Components
@@ -45,13 +45,13 @@ class Encoders(NamedTuple):
   dropout_keys: Mapping[str, jax.Array]
 
   def frozen(self, component: str) -> "Encoders":
-    """Returns the same, but one component without dropout and gradient."""
+    """Returns encoders with one component's dropout and gradient turned off."""
     keys = {n: key for n, key in self.dropout_keys.items() if n != component}
     constant = jax.lax.stop_gradient(self.params[component])
     return Encoders(self.components, {**self.params, component: constant}, keys)
 
   def apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
-    """Applies the module of a component, by default its `__call__`."""
+    """Applies a component's module: its `__call__`, or another `method`."""
     variables = {"params": self.params[component]}
     key = self.dropout_keys.get(component)
     rngs = None if key is None else {"dropout": key}
@@ -59,7 +59,7 @@ class Encoders(NamedTuple):
     return module.apply(variables, *arguments, rngs=rngs, **settings)
 
   def candidate_scores(self, inputs: EncoderInputs) -> Float[jax.Array, "b k"]:
-    """Returns f(x, z) of each query's candidates: see `candidate_vectors`."""
+    """Returns f(x, z) of each query's candidates (see `candidate_vectors`)."""
     queries, candidates = self.candidate_vectors(inputs)
     return relevance(
       queries,
@@ -72,7 +72,7 @@ class Encoders(NamedTuple):
   ) -> tuple[Float[jax.Array, "q d"], Float[jax.Array, "n d"]]:
     """Returns the vectors of all queries, and of all candidates in order.
 
-    The blocks are those that `distinct_blocks` has laid out.
+    `inputs.blocks` are distinct blocks, as `distinct_blocks` returns them.
     """
     queries, blocks = self.apply(component, inputs.queries, inputs.blocks)
     # A device's candidates are among its own blocks.
@@ -89,9 +89,9 @@ class Encoders(NamedTuple):
     *,
     at_once: int,
   ) -> Float[jax.Array, "b n"]:
-    """Returns the cross-encoder's scores of the padded blocks of each query.
+    """Returns the cross-encoder's scores of each query's padded blocks.
 
-    It reads `at_once` blocks of every query at a time, which bounds its memory.
+    Reads `at_once` blocks of every query at a time, to bound memory.
     """
     size, count, length = blocks.shape
     read, added = jnp.asarray(query), -count % at_once
@@ -102,13 +102,14 @@ class Encoders(NamedTuple):
 
 
 class StepOnHost(NamedTuple):
-  """A step whose batch is being made, for a stage that asks other services.
+  """A step whose batch is being prepared, for a stage that calls a service.
 
   Attributes:
     model_dir: Directory of the run.
     step: Number of the step, from 0.
-    stop_requested: Whether the run is to end. A stage that waits then raises a
-      `WaitPreemptedError`, and the step is not run.
+    stop_requested: Function that says whether the run should end. A stage that
+      waits for a service then raises a `WaitPreemptedError`, and the step is
+      not run.
   """
 
   model_dir: epath.PathLike
@@ -122,12 +123,13 @@ class StageContext:
 
   Attributes:
     components: Modules of the run.
-    corpus: Corpus version that is searched, to which rows of blocks refer.
+    corpus: Corpus version that is searched; rows are its block numbers.
     snapshot: Snapshot that was searched, if one was.
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
-    answers: Answers in the blocks of this corpus, for a stage that asks.
-    step: Step of a run that the batch is for.
+    answers: Occurrences of answers in the blocks of `corpus`, for a stage with
+      `needs_answers`.
+    step: Step for which the batch is made.
   """
 
   components: Components
@@ -142,7 +144,7 @@ class StageContext:
     """Returns the padded tokens of blocks."""
     return self.corpus.gather(rows, self.block_length)
 
-  def places(
+  def candidate_positions(
     self,
     retrieval: Retrieval,
     batch: Batch,
@@ -150,11 +152,12 @@ class StageContext:
     preferred: Bool[np.ndarray, "b n"] | None = None,
     dropped: Bool[np.ndarray, "b n"] | None = None,
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the places of the candidates among blocks that were found.
+    """Returns the positions of the candidates among the retrieved blocks.
 
-    The sources of a query, one or several, and their verbatim copies are known
-    by their hashes, in whichever corpus they are. `preferred` is as in
-    `Retrieval.places`; others that are `dropped` go with the sources.
+    The source of a query (or its sources) and verbatim copies are recognized by
+    content hash, in any corpus. `preferred` is as in
+    `Retrieval.candidate_positions`. Blocks marked in `dropped` are treated like
+    sources.
     """
     is_source = np.zeros(rows.shape, bool)
     if retrieval.drop_source:
@@ -163,15 +166,15 @@ class StageContext:
       is_source = (hashes[..., None] == sources).any(axis=-1)
     if dropped is not None:
       is_source |= dropped
-    return np.asarray(retrieval.places(is_source, preferred))
+    return np.asarray(retrieval.candidate_positions(is_source, preferred))
 
   def vectors(
     self, rows: Int[np.ndarray, "b n"]
   ) -> Float[np.ndarray, "b n d"] | Int[np.ndarray, "b n"]:
-    """Returns the stored vectors of blocks, for the field `retrieved`.
+    """Returns the stored vectors of blocks, for a batch's field `retrieved`.
 
-    Where the devices hold them, it returns the rows, and the devices look up
-    the vectors before the step.
+    If the devices hold the vectors, this returns the rows instead, and the
+    devices look up the vectors before the step.
     """
     assert self.snapshot is not None
     if self.snapshot.device_vectors is not None:
@@ -182,9 +185,12 @@ class StageContext:
 class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
-  Each query has `num_candidates` padded blocks, and `num_searched` are searched
-  for it. `max_masks` are scored. Their `passages` are for a stage that reads
-  these.
+  Attributes:
+    query: Padded queries.
+    candidates: Padded blocks of each query.
+    num_searched: Number of blocks that the search returns for each query.
+    max_masks: Number of masks that are scored.
+    passages: Passages of the candidates, for a stage with `reads_passages`.
   """
 
   components: Components
@@ -198,25 +204,26 @@ class ExampleArrays(NamedTuple):
 class Stage(abc.ABC):
   """One stage of training: data, and three functions.
 
-  The host makes its batches (`features`); the step makes of them what the
-  encoders read (`inputs`), lays that out, and differentiates the `loss`.
+  The host makes the batches (`features`). The step turns a batch into the
+  inputs of the encoders (`inputs`), lays them out, and differentiates the
+  `loss`.
 
   Attributes:
-    components: Components that it applies, by name.
-    frozen: Those of them whose parameters stay as they are, without dropout.
-    retrieval: How it retrieves blocks; None of a stage without an index.
-    num_searches: Number of searches of the host for each query.
-    hops: Whether those after the first are for `HopRetriever.hop_queries`.
-    num_candidates: Number of blocks that its step reads for each query.
-    null_block: Whether the first of them is the null block.
-    needs_answers: Whether it asks which blocks contain answers.
-    reads_passages: Whether its reader reads the passages of its candidates, and
-      not their tokens.
-    asked: What its reader learns to answer; None if it may be either.
-    evaluation: Recipe that evaluates a run of it; None if there is none.
-    compares: Whether its loss compares all examples of a batch: the `compare`
-      of what it makes of the components, the vectors that it has made of
-      encoders and inputs by `embed`, and the batch.
+    components: Names of the components that the stage applies.
+    frozen: Components whose parameters stay fixed, and which have no dropout.
+    retrieval: How blocks are retrieved; None for a stage without an index.
+    num_searches: Number of searches that the host does for each query.
+    hops: Whether the second and later searches use `HopRetriever.hop_queries`.
+    num_candidates: Number of blocks that the step reads for each query.
+    null_block: Whether the first candidate is the null block.
+    needs_answers: Whether the stage needs to know which blocks contain answers.
+    reads_passages: Whether the reader reads the candidates' passages instead of
+      their tokens.
+    asked: Kind of text that the reader learns to answer; None for either kind.
+    evaluation: Recipe that evaluates a run of the stage, or None.
+    compares: Whether the loss needs all examples at once (in-batch negatives).
+      Such a stage implements `embed(encoders, inputs)`, which returns vectors,
+      and `compare(components, vectors, batch)`.
   """
 
   needs_answers: ClassVar[bool] = False
@@ -239,7 +246,7 @@ class Stage(abc.ABC):
 
   @property
   def trained(self) -> set[str]:
-    """The components that it trains."""
+    """Components that the stage trains."""
     return {*self.components} - {*self.frozen}
 
   @property
@@ -274,18 +281,18 @@ class Stage(abc.ABC):
     }
 
   def check_services(self) -> None:  # noqa: B027
-    """Raises a `RealmError` if what the host will ask cannot answer.
+    """Raises a `RealmError` if a service that the stage calls does not answer.
 
-    The run calls this before it opens anything. By default nothing is asked.
+    The run calls this before it opens anything. By default there is no service.
     """
 
   def next_queries(
     self, batch: Batch, found: SearchResult, context: StageContext
   ) -> Int[np.ndarray, "b p"]:
-    """Makes the padded queries of the next search from what the last found.
+    """Makes the padded queries of the next search from the last results.
 
-    The host asks for them where `num_searches` is above 1. By default the first
-    search's queries are used again.
+    Called only if `num_searches` is above 1. By default the queries stay the
+    same.
     """
     del found, context
     return batch.array("query")
@@ -293,10 +300,10 @@ class Stage(abc.ABC):
   def joined_results(
     self, before: SearchResult, found: SearchResult
   ) -> SearchResult:
-    """Returns what is kept of the results of one search and of the next.
+    """Joins the results of the searches so far with those of the next one.
 
-    The queries after that and `features` are made from it. By default it is the
-    last search's alone.
+    `next_queries` and `features` get the joined results. By default only the
+    last search counts.
     """
     del before
     return found
@@ -305,15 +312,15 @@ class Stage(abc.ABC):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    """Makes the batch of a step from examples and the blocks that were found.
+    """Makes the batch of a step from examples and retrieved blocks.
 
-    The host has `found` as many blocks as its `retrieval` searches for, best
-    first, or what `joined_results` has kept of several searches; None where
-    nothing is retrieved, or the step retrieves itself.
+    `found` has the blocks that `retrieval` searches for, best first, or the
+    results that `joined_results` made of several searches. It is None if
+    nothing is retrieved, or if the step does its own retrieval.
 
     Raises:
-      RetrievalUnavailableError: The run is saved as it was before the step, and
-        ends, on all processes.
+      RetrievalUnavailableError: Blocks cannot be retrieved. All processes save
+        the run as it was before the step, and end.
     """
 
   @abc.abstractmethod
@@ -321,24 +328,24 @@ class Stage(abc.ABC):
     """Makes a batch of the same shapes and types, with empty targets."""
 
   def rerank(self, encoders: Encoders, batch: StepBatch) -> StepBatch:
-    """Takes the best candidates of a batch by another model, in the step.
+    """Chooses the best candidates of a batch with another model, in the step.
 
-    By default these are the blocks as they were retrieved.
+    By default the batch stays as it was retrieved.
     """
     del encoders
     return batch
 
   @abc.abstractmethod
   def inputs(self, components: Components, batch: StepBatch) -> EncoderInputs:
-    """Makes what the encoders read of a batch, in the step."""
+    """Makes the inputs of the encoders from a batch, in the step."""
 
   @abc.abstractmethod
   def loss(
     self, encoders: Encoders, batch: StepBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns the loss of a batch on the devices, and its metrics.
+    """Returns the loss of a batch, with metrics, from inputs that are laid out.
 
-    The `inputs` are what the encoders read of it, laid out.
+    Runs on the devices.
     """
 
   def encoders(
@@ -346,7 +353,7 @@ class Stage(abc.ABC):
   ) -> Encoders:
     """Returns the components as the loss applies them.
 
-    They have dropout given a key, but for those that the stage freezes.
+    With a key they have dropout, except for those that the stage freezes.
     """
     keys = {}
     if dropout_key is not None:

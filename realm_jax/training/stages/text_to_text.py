@@ -39,7 +39,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, at_places, take_candidates
+from realm_jax.training.retrieval import Retrieval, rows_at, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -207,8 +207,10 @@ class TextToText(Stage):
       gold = None
       if self.read_gold:
         gold = masked_words.has_masked_words(batch, found.rows, corpus)
-      places = context.places(self.retrieval, batch, found.rows, gold)
-      rows = np.asarray(at_places(found.rows, places))
+      positions = context.candidate_positions(
+        self.retrieval, batch, found.rows, gold
+      )
+      rows = np.asarray(rows_at(found.rows, positions))
     view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
     made = TextBatch(

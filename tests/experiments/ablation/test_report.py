@@ -7,9 +7,9 @@ import pytest
 
 from experiments.ablation.plan import Plan
 from experiments.ablation.report import (
-  figures_of,
+  collect_results,
   holm,
-  row_figures,
+  row_statistics,
   write_report,
 )
 from experiments.ablation.rows import select
@@ -22,7 +22,7 @@ from tests.json_lines import write_lines
 def test_the_figures_of_three_seeds_by_hand():
   realm = [np.array([1.0, 1, 1, 0]), np.array([1.0, 0]), np.array([1.0, 1])]
   other = [np.array([1.0, 0, 0, 0]), np.array([0.0, 0]), np.array([1.0, 1])]
-  found = row_figures(other, realm)
+  found = row_statistics(other, realm)
   assert found["by_seed"] == [0.25, 0.0, 1.0]
   assert found["mean"] == pytest.approx(1.25 / 3)
   # Squares of −1/6, −5/12 and 7/12, over 2.
@@ -80,8 +80,8 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
     "candidates_2": results("two", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
   }
   plan = _plan(found, stale_index=SimpleNamespace(never_refreshed=True))
-  figures = figures_of(plan)
-  metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
+  results = collect_results(plan)
+  metrics = {row["name"]: row["metrics"] for row in results["rows"]}
   assert {
     name: (own["exact_match"]["mean"], own["recall_at_5"]["mean"])
     for name, own in metrics.items()
@@ -90,8 +90,8 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
     "stale_index": (0.25, 0.25),
     "candidates_2": (1.0, 1.0),
   }
-  figures |= {"seeds": [0, 1], "commit": "abc"}
-  table = write_report(tmp_path, plan.metrics, figures)
+  results |= {"seeds": [0, 1], "commit": "abc"}
+  table = write_report(tmp_path, plan.metrics, results)
   # Mean, deviation (0.5 and 0), difference, and the paper's 28.7.
   (stale, _) = (row for row in table.splitlines() if row.startswith("30×"))
   assert "0.250  0.354      -0.500" in stale
@@ -121,8 +121,8 @@ def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
     }.items()
   }
   found["joint_loss"] = found["per_token_loss"] = found["realm"]
-  figures = figures_of(_plan(found))
-  metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
+  results = collect_results(_plan(found))
+  metrics = {row["name"]: row["metrics"] for row in results["rows"]}
   better = {
     n for n, of in metrics.items() if of["exact_match"].get("is_better")
   }
