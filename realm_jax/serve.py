@@ -241,6 +241,7 @@ def follow(
   says why in `/healthz`.
   """
   from realm_jax.checkpoints.store import CheckpointStore
+  from realm_jax.snapshots.manifest import MissingSnapshotError
   from realm_jax.snapshots.store import SnapshotStore
 
   config = run.config
@@ -258,6 +259,9 @@ def follow(
         service.replace(newer)
         run = newer
       known, pause, service.problem = now, poll_seconds, None
+    except MissingSnapshotError:
+      # The builder is at work on it.
+      known, service.problem = now, None
     # A checkpoint may be removed while it is read, a bucket be away, or the
     # devices have no room for two runs.
     except Exception as error:

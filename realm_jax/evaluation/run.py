@@ -74,7 +74,11 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
 from realm_jax.snapshots.loading import Snapshot, load_newest, load_snapshot
-from realm_jax.snapshots.manifest import SnapshotError, json_checksum
+from realm_jax.snapshots.manifest import (
+  MissingSnapshotError,
+  SnapshotError,
+  json_checksum,
+)
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
@@ -824,7 +828,7 @@ def _load_snapshot(
     published = SnapshotStore(folder).steps()
     number = next((one for one in wanted if one in published), None)
     if number is None:
-      raise SnapshotError(
+      raise MissingSnapshotError(
         f"the checkpoint wants snapshot {wanted[-1]}, and {folder} has "
         f"{published or 'none'}; build the newest checkpoint's with `python -m "
         "realm_jax.build_index --once`, or name one with SNAPSHOT"

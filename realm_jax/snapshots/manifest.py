@@ -26,6 +26,10 @@ class SnapshotError(RealmError):
   """A snapshot is missing, damaged, or for another corpus or model."""
 
 
+class MissingSnapshotError(SnapshotError):
+  """A snapshot that a checkpoint needs, and that is not published yet."""
+
+
 class DamagedSnapshotError(SnapshotError):
   """A snapshot differs from what was published.
 

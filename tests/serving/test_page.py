@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 
 import pytest
 from absl import flags
@@ -22,6 +23,7 @@ from realm_jax.models.retriever import HOP_TOWER
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
+from realm_jax.training.stages.contrastive import Contrastive
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.two_hops import TwoHops
 from tests import tiny_world
@@ -225,6 +227,32 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   assert service.health()["problem"] is None
   (found,) = service.retrieve([_ASKED], run.snapshot.num_blocks)
   assert _EDITED in [block["text"] for block in found["blocks"]]
+
+
+def test_a_checkpoint_waits_for_its_snapshot(world, run_config, tmp_path):
+  folder, stop = tmp_path / "run", threading.Event()
+  world.save_checkpoint(folder, stage=Contrastive())
+  world.build_snapshot(folder)
+  config = dataclasses.replace(run_config, model_dir=folder)
+  service = Service(run := TrainedRun.load(config))
+  world.save_checkpoint(folder, step=1, seed=1, stage=Contrastive())
+  following = threading.Thread(
+    target=serve.follow, args=(service, run, stop), kwargs={"poll_seconds": 0.1}
+  )
+  following.start()
+  try:
+    time.sleep(1)
+    # It is not stale: the index builder is at work.
+    assert service.health()["status"] == "ok"
+    assert service.health()["checkpoint"] == 0
+    world.build_snapshot(folder)
+    wait_until(
+      lambda: service.health()["checkpoint"] == 1,
+      what="the newer checkpoint answers",
+    )
+  finally:
+    stop.set()
+    following.join()
 
 
 def test_the_command_serves_two_runs_until_sigterm(
