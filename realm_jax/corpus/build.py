@@ -1,12 +1,12 @@
 """Builds a corpus directory from text.
 
-A shard of the corpus is a piece of the input, whose blocks one process makes
-and writes. Pieces follow from the input alone, so that any number of processes,
-here or on other machines, write the same bytes.
+A shard of the corpus has the blocks of one piece of the input, which one
+process makes and writes. Pieces depend only on the input, so any number of
+processes, here or on other machines, writes the same bytes.
 
-Before that, a pass over the input finds ids that occur again; others learn a
-vocabulary and count phrases, if these are wanted. After that, blocks that equal
-an earlier one are found by their hashes.
+Before that, one pass over the input finds repeated ids; if needed, further
+passes learn a vocabulary and count phrases. Finally, duplicate blocks are found
+by their hashes.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# A corpus has about as many shards, unless they had less than this or more than
-# `SHARD_BYTES`, which a process holds in memory.
+# Approximate number of shards. It is lower or higher if shards would have less
+# than this size, or more than `SHARD_BYTES`, which a process has in memory.
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
 _TRAIN = "train:"
-# Bytes that a vocabulary is learned from; of more text, a sample.
+# Bytes of text from which a vocabulary is learned; larger inputs are sampled.
 _VOCABULARY_BYTES = 256 << 20
 
 
@@ -184,7 +184,7 @@ def build_corpus(
   )
   summary = source.summary
   if words is None:
-    # Imported late: it imports TensorFlow, which is the extra `train`.
+    # Imported late, because it imports TensorFlow (the extra `train`).
     from realm_jax.text.vocabulary_training import train_vocabulary
 
     cased = language in WITHOUT_CAPITALS if cased is None else cased
@@ -196,7 +196,7 @@ def build_corpus(
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
-  # A relative path such as ".." has no name of its own.
+  # Resolved, because a relative path such as ".." has no name.
   name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
@@ -216,7 +216,7 @@ def build_corpus(
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
     if runner is not None and is_remote(output_dir):
-      # Other machines write to it. Without corpus.json it is no corpus.
+      # Other machines also write to it. It is no corpus without corpus.json.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     build = functools.partial(build_piece, blocks, views, str(directory))
@@ -303,10 +303,10 @@ def tagger_of(
   summary: BuildSummary,
   sample: Iterable[str],
 ) -> Tagger | None:
-  """Returns a tagger by its name; the summary says which is the default.
+  """Returns a tagger by its name; a default is recorded in the summary.
 
-  A tagger of phrases that recur counts them in a sample of the corpus's texts.
-  Raises `ValueError` if no tagger has the name.
+  The tagger of recurring phrases counts them in a sample of the corpus's texts.
+  Raises a `ValueError` if no tagger has the name.
   """
   if tagger == "default":
     tagger = summary.tagger = default_tagger(language)
@@ -325,9 +325,9 @@ def _find_duplicates(
   summary: BuildSummary,
   remove: bool,
 ) -> None:
-  """Counts blocks that equal an earlier one, and may list them as removed.
+  """Counts duplicates of earlier blocks, and may list them as removed.
 
-  `shards` are in `directory`. Lists are written to `staging`, and named in the
+  `shards` are in `directory`. Lists are written to `staging`, and added to the
   records of the shards.
   """
 
@@ -359,7 +359,7 @@ def _find_duplicates(
 
 
 def _texts(source: DocumentSource, most: int) -> Iterator[str]:
-  """Yields titles and texts; of more than so many bytes, a sample."""
+  """Yields titles and texts; a sample if there are more than `most` bytes."""
   stride = source.num_bytes // most + 1
   total = -(-source.num_rows // stride)
   with Progress("documents (vocabulary)", total=total) as progress:
