@@ -179,7 +179,7 @@ class TrainConfig:
       version that the run began with.
     stage: Stage, which determines the components and the loss.
     retriever: Towers; they take the vocabulary of the corpus.
-    num_steps: Steps of the whole run, over which the learning rate decays.
+    num_steps: Steps of the whole run; the learning rate decays until then.
     reader: Reader, for stages that have one.
     components: Further components, by their names in the stage.
     mesh: Sharding of the parameters and the work.
