@@ -18,8 +18,8 @@ _PROJECT_DIR = Path(__file__).resolve().parents[1]
 def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
   """Builds the images and submits the jobs.
 
-  A job that would go on after the trainer has a work unit of its own, so that
-  the trainer's can be complete without it.
+  A job that would run on after the trainer has its own work unit, so that the
+  trainer's can complete without it.
   """
   run, beside = {}, {}
   with (
@@ -31,8 +31,8 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
       (image,) = experiment.package([_image(job, clone, given)])
       unit = beside if job.schedule is Schedule.BESIDE else run
       unit[job.name] = _xm_job(job, image, given)
-    # Without `args`, the client takes the jobs' environments for arguments
-    # of their commands, and without `settings`, it fails as well.
+    # Without `args`, the client mistakes the jobs' environments for arguments
+    # of their commands; without `settings`, it fails.
     required = {"args": {}, "settings": xm_cloud.WorkUnitSettings()}
     for unit in (run, *({name: job} for name, job in beside.items())):
       experiment.add(xm.JobGroup(**unit), **required)
@@ -45,7 +45,7 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
 
 
 def _copy_of_tracked_files(copy: Path) -> Path:
-  """Copies the files that git tracks, as they are in the working tree."""
+  """Copies the tracked files of the working tree."""
   listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=_PROJECT_DIR)
   for name in listed.decode().split("\0"):
     path = _PROJECT_DIR / name
@@ -58,8 +58,8 @@ def _copy_of_tracked_files(copy: Path) -> Path:
 def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:
   """Returns the image of the Dockerfile, with the job's command in it.
 
-  XManager on Cloud passes arguments by name, so that a flag could be given only
-  once, and there are several gin files.
+  The command cannot be passed as arguments, because XManager on Cloud passes
+  each flag only once, and there are several gin files.
   """
   dockerfile = clone / f"Dockerfile.{job.name}"
   common = (clone / "launch" / "Dockerfile").read_text()
@@ -77,11 +77,11 @@ def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:
 
 
 def _xm_job(job: Job, image: xm.Executable, given: flags.FlagValues) -> xm.Job:
-  """Returns a job on its TPU slice, of which each host runs one process.
+  """Returns a job on its TPU slice, with one process on each host.
 
   XManager infers the number of replicas from the topology for GPUs, but not for
-  TPUs. When one process fails, all others of the job end, too, so that a
-  restart takes as many retries as the slice has hosts.
+  TPUs. When one process fails, all processes of the job end, so a restart takes
+  as many retries as the slice has hosts.
   """
   assert job.tpu is not None
   tpu = {f"tpu_{job.tpu.generation}": job.tpu.topology}

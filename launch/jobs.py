@@ -1,4 +1,4 @@
-"""The jobs of a run, from the launcher's flags, checked before any starts."""
+"""The jobs of a run, from the launcher's flags, checked before they start."""
 
 import dataclasses
 import enum
@@ -20,7 +20,7 @@ _MODULES = {
   "builder": "realm_jax.build_index",
   "evaluator": "realm_jax.evaluate",
 }
-# What the commands configure. They import it late.
+# Functions that the commands configure, and import late.
 _FUNCTIONS = {
   "realm_jax.train": "realm_jax.training.config:TrainConfig",
   "realm_jax.evaluate": "realm_jax.evaluation.evaluate:evaluate",
@@ -30,7 +30,7 @@ _FUNCTIONS = {
 }
 _BINDING = re.compile(r"--(?:(\w+)\.)?gin\.(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"(?:({'|'.join(_MODULES)})\.)?(\w+)=(.*)", re.DOTALL)
-# The processes of a slice start when each host has pulled the image.
+# Timeout of the processes of a slice, whose hosts first pull the image.
 _INITIALIZATION_SECONDS = 1800
 _REPOSITORY = "us-docker.pkg.dev/PROJECT/REPO"
 # Flags that an executor needs, with examples.
@@ -57,7 +57,7 @@ class Job:
   Attributes:
     name: Name of the job: `trainer`, `builder` or `evaluator`.
     arguments: Arguments of the Python interpreter, from `-m` on.
-    schedule: When it runs.
+    schedule: When the job runs.
     environment: Variables that are added to the inherited environment.
     processes: Number of processes; on a TPU slice, one for each host.
     tpu: TPU slice; None on this machine.
@@ -74,8 +74,8 @@ class Job:
   def container_command(self) -> list[str]:
     """The command in each container of a slice.
 
-    Nothing says where the processes meet: jax finds that in what GKE tells the
-    containers of a slice.
+    It has no coordinator address: jax gets it from GKE's environment variables
+    in the containers.
     """
     patience = f"--initialization_timeout_seconds={_INITIALIZATION_SECONDS}"
     return ["python", "-m", "realm_jax.launch.pod", *self.arguments, patience]
@@ -157,7 +157,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _flag_of(job: str, flag: str) -> str:
-  """Returns the name of a job's flag: the trainer's have no prefix."""
+  """Returns the name of a job's flag; the trainer's flags have no prefix."""
   return flag if job == "trainer" else f"{job}_{flag}"
 
 
@@ -174,7 +174,7 @@ def split_bindings(
     The other arguments, and each job's `NAME=VALUE` bindings in order.
 
   Raises:
-    RealmError: A binding has no value, or names a job that does not exist.
+    RealmError: A binding has no value, or an unknown job.
   """
   others, bindings = [], {job: [] for job in _MODULES}
   for argument in argv:
@@ -194,8 +194,9 @@ def split_bindings(
 def name_of(given: flags.FlagValues) -> str:
   """Returns the name of the run, by default MODEL_DIR's last part.
 
-  A JobSet's name has lower-case letters, digits and hyphens. It has at most 40,
-  as Kubernetes appends the job and the number of a process, and admits 63.
+  A JobSet's name may have lower-case letters, digits and hyphens. It is limited
+  to 40 characters, because Kubernetes appends the job and the number of a
+  process, and allows 63.
   """
   name = given.name or given.model_dir.rstrip("/").rpartition("/")[2]
   if given.executor == "gke":
@@ -206,7 +207,7 @@ def name_of(given: flags.FlagValues) -> str:
 def plan(
   given: flags.FlagValues, bindings: Mapping[str, Sequence[str]]
 ) -> list[Job]:
-  """Returns the jobs that have gin files, the trainer first.
+  """Returns the jobs with gin files, the trainer first.
 
   Args:
     given: Values of the flags.
@@ -310,15 +311,15 @@ def _job(
 
 
 def function_of(module: str, flags: Sequence[str] = ()) -> Callable[..., Any]:
-  """Returns what `python -m MODULE` with flags configures."""
+  """Returns the function that `python -m MODULE`, with flags, configures."""
   follows = " --follow" if "--follow" in flags else ""
   return pkgutil.resolve_name(_FUNCTIONS[module + follows])
 
 
 def gin_error(job: Job) -> str | None:
-  """Returns what is wrong with a job's gin files or bindings, if anything.
+  """Returns the error in a job's gin files or bindings, if any.
 
-  They are read as the job will read them.
+  They are read in the same way as by the job.
   """
   from realm_jax import configuration
 
@@ -334,7 +335,7 @@ def gin_error(job: Job) -> str | None:
   except configuration.ConfigurationError as error:
     said = str(error)
   if job.name != "trainer":
-    # The launcher's names of the flags that the job's command would have.
+    # Replaces the command's flags by the launcher's.
     said = said.replace("--gin.", f"--{job.name}.gin.")
     said = said.replace("--gin_file", f"--{job.name}_gin_file")
   return f"{job.name}: {said}"

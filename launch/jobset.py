@@ -1,16 +1,17 @@
 """A run as a manifest of Kubernetes' JobSet, for `kubectl apply`.
 
-What follows a failure depends on its cause. A job's `podFailurePolicy` makes
-the job fail with a message that names the cause, and JobSet's `failurePolicy`
-chooses an action by this message, since it sees no exit code. The patterns are
-those of Kubernetes' messages (`pkg/controller/job/pod_failure_policy.go`):
+The reaction to a failure depends on its cause. A job's `podFailurePolicy` makes
+the job fail with a message about the cause, and JobSet's `failurePolicy`
+chooses an action by this message, because it has no access to exit codes. The
+patterns match messages of Kubernetes
+(`pkg/controller/job/pod_failure_policy.go`):
 
     Pod NAMESPACE/POD has condition DisruptionTarget matching FailJob rule at …
     Container NAME for pod NAMESPACE/POD failed with exit code 2 matching …
 
-JobSet matches messages from version 0.10 on. It restarts single jobs, which a
-manifest with a builder or an evaluator asks for, from 0.12 on, with the feature
-gate `RestartJob`.
+JobSet matches messages from version 0.10 on. A manifest with a builder or an
+evaluator needs restarts of single jobs, which JobSet supports from 0.12 on,
+with the feature gate `RestartJob`.
 """
 
 import json
@@ -25,8 +26,8 @@ from realm_jax.errors import ExitCode
 from realm_jax.launch import pod
 from realm_jax.launch.jobs import Job, Schedule
 
-# The first failure rule that fits holds. A failure that none fits restarts all
-# jobs, which is counted. The trainer goes on without the others.
+# The first failure rule that matches counts. A failure without a matching rule
+# restarts all jobs, which is counted. The trainer can run without the others.
 _JOBSET = """
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -61,9 +62,9 @@ spec:
   replicatedJobs: $jobs
 """
 # A job whose pods are the hosts of one slice, which start together or not at
-# all. Its pods have 300 seconds from SIGTERM, on which the trainer saves a
-# checkpoint, to SIGKILL; the host of a Spot VM gives less. The ports are those
-# with which process 0, and TPUs, are reached by the other hosts.
+# all. Pods have 300 seconds from SIGTERM, when the trainer saves a checkpoint,
+# to SIGKILL; on Spot VMs they have less. The ports are for connections of the
+# other hosts to process 0, and between TPUs.
 _JOB = """
 name: $name
 replicas: 1
@@ -103,12 +104,12 @@ template:
 def manifest(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> str:
   """Returns the JobSet that runs the jobs, as YAML.
 
-  It is complete when the trainer is, and the evaluator if that comes to an end
-  of its own. JobSet then ends the builder. What is started again after a
-  failure continues from its files.
+  The JobSet is complete when the trainer is, and the evaluator, if it ends by
+  itself. JobSet then ends the builder. Jobs that are restarted after a failure
+  continue from their files.
 
   Args:
-    name: Name of the JobSet, and of the subdomain in which processes meet.
+    name: Name of the JobSet, and of the subdomain of its processes.
     jobs: Jobs, the trainer first, each with a slice.
     given: The launcher's flags.
   """
@@ -144,7 +145,7 @@ def _replicated_job(job: Job, given: flags.FlagValues) -> dict[str, Any]:
     pod_spec = template["spec"]["template"]["spec"]
     pod_spec["serviceAccountName"] = given.service_account
   if job.tpu.hosts > 1:
-    # Otherwise hosts of two slices of one topology could be mixed.
+    # Otherwise hosts of two slices with the same topology could be mixed.
     exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     node_pool = "cloud.google.com/gke-nodepool"
     template["metadata"] = {"annotations": {exclusive: node_pool}}
@@ -154,7 +155,7 @@ def _replicated_job(job: Job, given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _filled(template: str, **values: Any) -> dict[str, Any]:
-  """Returns a document with values, which YAML reads as JSON."""
+  """Fills values, as JSON, into a YAML template, and parses it."""
   texts = {name: json.dumps(value) for name, value in values.items()}
   codes = {"user_error": int(ExitCode.USER_ERROR), "stopped": pod.STOPPED}
   return yaml.safe_load(string.Template(template).substitute(codes, **texts))

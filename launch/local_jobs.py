@@ -1,4 +1,4 @@
-"""The jobs of a run as processes of this machine."""
+"""Runs the jobs of a run as processes on this machine."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from types import FrameType
 
 from realm_jax.launch.jobs import Job, Schedule
 
-# From SIGTERM, on which the trainer saves a checkpoint, to SIGKILL.
+# Time from SIGTERM, when the trainer saves a checkpoint, to SIGKILL.
 _GRACE_SECONDS = 300.0
-# Processes whose job has lost one cannot save a checkpoint together. They have
-# this long to say why they end.
+# If a job has lost a process, the others cannot save a checkpoint. They have
+# this long to report and end.
 _SECONDS_AFTER_FAILURE = 10.0
 _POLL_SECONDS = 0.05
-# A process that one has left behind may go on writing to its output.
+# Timeout for reading, because a left-over child may keep the output open.
 _READ_SECONDS = 5.0
 
 
@@ -30,18 +30,18 @@ def run_locally(
   grace_seconds: float = _GRACE_SECONDS,
   command: Sequence[str] = (sys.executable,),
 ) -> int:
-  """Runs jobs, each when its schedule says, until SIGINT or SIGTERM at most.
+  """Runs jobs, each by its schedule, until they end, or SIGINT or SIGTERM.
 
-  Trainer and builder restart themselves. If one process of a job has failed for
-  good, the others of that job are stopped, and then all other jobs: without the
+  Trainer and builder restart themselves. If a process of a job fails for good,
+  the job's other processes are stopped, and then all other jobs: without the
   trainer there is nothing to do, and without the builder the trainer's index
-  would only grow older. The trainer goes on without an evaluator that follows
-  its checkpoints. A signal stops all jobs as well, and a second one kills them.
+  would only grow older. But the trainer continues without an evaluator that
+  follows its checkpoints. A signal stops all jobs, and a second one kills them.
 
-  Each process has `grace_seconds` from SIGTERM to SIGKILL. The `command` starts
-  each command, before the job's arguments. Returns 0, or the exit code of the
-  first process that failed; if a signal ended it or this process, 128 plus the
-  signal, as in shells.
+  Each process has `grace_seconds` from SIGTERM to SIGKILL. `command` precedes
+  the arguments of each job. Returns 0, or the exit code of the first process
+  that failed; if a signal ended it or this process, 128 plus the signal, as in
+  shells.
   """
   running = _Jobs(grace_seconds, command)
   handlers = {
@@ -57,14 +57,14 @@ def run_locally(
 
 
 def free_address() -> str:
-  """Returns an address of this machine that nothing listens at."""
+  """Returns an address of this machine with a free port."""
   with socket.socket() as found:
     found.bind(("localhost", 0))
     return f"localhost:{found.getsockname()[1]}"
 
 
 class _Process:
-  """A process in a session of its own, whose lines follow its name."""
+  """A process in its own session; output lines are prefixed with its name."""
 
   def __init__(self, name: str, job: Job, command: Sequence[str]):
     self.name, self.job = name, job
@@ -88,7 +88,7 @@ class _Process:
         print(f"[{self.name}] {line}", end="", flush=True)
 
   def has_ended(self) -> bool:
-    """Returns whether it has ended, with `code`, and has printed all."""
+    """Returns whether it has ended, with `code`, and its output is complete."""
     if (code := self._process.poll()) is None:
       return False
     self._printer.join(_READ_SECONDS)
@@ -134,7 +134,7 @@ class _Jobs:
     return self._code or -sum(self._signals[:1])
 
   def _start(self, job: Job) -> None:
-    """Starts its processes, of which several are told where they meet."""
+    """Starts the processes of a job; several get a coordinator address."""
     address = free_address()
     for index in range(job.processes):
       name, arguments = job.name, [*job.arguments]
@@ -149,9 +149,9 @@ class _Jobs:
       self._running.append(_Process(name, job, [*self._command, *arguments]))
 
   def _may_end(self) -> bool:
-    """Waits for all jobs that come to an end; returns whether the run goes on.
+    """Waits for jobs that end by themselves; returns whether all went well.
 
-    It does not after a signal, or if a process that it needs has failed.
+    Returns False after a signal, or if a process that the run needs has failed.
     """
     while any(p.job.schedule is not Schedule.BESIDE for p in self._running):
       for process in self._ended():
@@ -171,7 +171,7 @@ class _Jobs:
     return ended
 
   def _goes_on_without(self, failed: _Process) -> bool:
-    """Stops the others of its job; returns whether the run goes on."""
+    """Stops the rest of the job; returns whether the run continues."""
     job = failed.job
     self._code = self._code or failed.code
     others = [other for other in self._running if other.job == job]
@@ -183,9 +183,9 @@ class _Jobs:
     return job.name == "evaluator" and job.schedule is not Schedule.AFTER
 
   def _stop(self, processes: Iterable[_Process], grace_seconds: float) -> None:
-    """Sends SIGTERM to processes, and SIGKILL to those that do not end.
+    """Sends SIGTERM to processes, and SIGKILL to any that do not end in time.
 
-    A signal that comes meanwhile kills them at once.
+    Another signal to this process kills them at once.
     """
     stopping, num_signals = [*processes], len(self._signals)
     deadline = time.monotonic() + grace_seconds

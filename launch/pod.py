@@ -1,12 +1,12 @@
 """Runs a job in a container: `python -m realm_jax.launch.pod ARGUMENTS`.
 
-It starts `python ARGUMENTS`, starts it again when it fails, and ends with its
+It starts `python ARGUMENTS`, restarts it after a failure, and ends with its
 last exit code. Only then does JobSet restart the job, without a pause.
 
-On SIGTERM, a trainer saves a checkpoint and ends with 0. To Kubernetes, which
-sends SIGTERM when it needs the host or preempts the job, this would mean that
-the run is complete. Therefore this command then ends with 143, as a process
-does that SIGTERM ended, and the run is restarted.
+On SIGTERM, a trainer saves a checkpoint and ends with 0. Kubernetes, which
+sends SIGTERM when it needs the host or preempts the job, would take this to
+mean that the run is complete. Therefore this command ends with 143, like a
+process that SIGTERM killed, and the run is restarted.
 """
 
 import signal
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from realm_jax.supervisor import Supervisor, progress_folder
 
-# The exit code of a process that SIGTERM has ended.
+# Exit code of a process that SIGTERM killed.
 STOPPED = 128 + signal.SIGTERM
 
 

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from realm_jax.errors import RealmError
 
-# GKE's names of the slices of a generation, and of its machines without their
-# last part: `4t` has 4 chips.
+# GKE's names of a generation's slices and machine types; the suffix of a
+# machine type, such as `4t`, has the number of chips.
 _GENERATIONS = {
   "v4": ("tpu-v4-podslice", "ct4p-hightpu"),
   "v5e": ("tpu-v5-lite-podslice", "ct5lp-hightpu"),
   "v5p": ("tpu-v5p-slice", "ct5p-hightpu"),
   "v6e": ("tpu-v6e-slice", "ct6e-standard"),
 }
-# Topologies that have a size. The sizes of v4 and v5p are TensorCores, two a
-# chip; those of v5e and v6e are chips.
+# Topologies with a size. v4 and v5p count TensorCores, two on each chip; v5e
+# and v6e count chips.
 _SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
 _CUBES_OF_V5P = f"{_CUBES} 16x16x16 16x16x24"
@@ -44,12 +44,12 @@ class Slice(NamedTuple):
 
   @property
   def chips_per_host(self) -> int:
-    """Number of chips that each host has: 4 in every slice of several hosts."""
+    """Number of chips on each host: 4 in every slice with several hosts."""
     return self.chips if self.topology in ("1x1", "2x2", "2x4") else 4
 
   @property
   def hosts(self) -> int:
-    """Number of hosts, each of which runs one process of a job."""
+    """Number of hosts; each runs one process of a job."""
     return self.chips // self.chips_per_host
 
   def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Slice(NamedTuple):
 
 
 def slices_of(generation: str) -> dict[str, Slice]:
-  """Returns the slices that have a size, by it, the smallest first."""
+  """Returns the slices by size, the smallest first."""
   cubes = {"v4": _CUBES, "v5p": _CUBES_OF_V5P}
   topologies = cubes.get(generation, _SQUARES).split()
   cores = 2 if generation in cubes else 1
@@ -69,11 +69,11 @@ def slices_of(generation: str) -> dict[str, Slice]:
 
 
 def parse_slice(text: str) -> Slice:
-  """Returns the slice that has a name.
+  """Returns the slice with a name.
 
   The name is `GENERATION-SIZE`, as in `v5litepod-64`, `v5e-64`, `v6e-8` and
-  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`. GKE and libtpu
-  themselves refuse topologies that they do not have.
+  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`. GKE and libtpu reject
+  topologies that do not exist.
 
   Raises:
     RealmError: There is no such slice.

@@ -7,18 +7,18 @@
       --builder_gin_file=gin/runs/build_index.gin \\
       --gin.NUM_STEPS=10000 --builder.gin.KEEP_SNAPSHOTS=5
 
-`--executor=local` starts them as processes of this machine. When the trainer
-has ended, the index builder is stopped, and the evaluator, if it has gin files,
-runs; with `--evaluator_follow` it evaluates each checkpoint beside the trainer.
-Trainer and builder are restarted when they fail. If one fails again and again,
+`--executor=local` starts them as processes on this machine. When the trainer
+has ended, the index builder is stopped, and the evaluator runs, if it has gin
+files; with `--evaluator_follow` it evaluates each checkpoint during training.
+Trainer and builder are restarted when they fail. If one fails repeatedly
 without a new checkpoint or index in between, the other jobs are stopped. Ctrl-C
 stops all jobs, and the same command resumes them.
 
-`--executor=gke` prints a manifest for `kubectl apply`, for a cluster of Google
-Kubernetes Engine that has JobSet, and `--executor=cloud` packs the tracked
-files of this clone into images and submits them to an XManager on Cloud
-deployment, whose address and credentials come from the environment. There each
-job has a TPU slice, and all paths must be gs://.
+`--executor=gke` prints a manifest for `kubectl apply`, for a Google Kubernetes
+Engine cluster with JobSet. `--executor=cloud` packs the tracked files of this
+clone into images and submits them to an XManager on Cloud deployment, whose
+address and credentials come from the environment. With either, each job has a
+TPU slice, and all paths must be gs://.
 
 `--dry_run` prints what any executor would start, and reads the gin files.
 docs/accelerators.md leads from an empty project to a running pair of slices.
@@ -45,13 +45,13 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
   if given.dry_run:
     print("\n\n".join(map(str, jobs)), flush=True)
   if given.dry_run or given.executor != "local":
-    # On this machine, the jobs themselves say at once what is wrong.
+    # On this machine, the jobs report errors themselves, right away.
     errors = [*filter(None, map(launch_jobs.gin_error, jobs))]
     if errors:
       raise RealmError("; ".join(errors))
   if given.dry_run:
     return 0
-  # An executor's libraries are imported when it is used.
+  # The libraries of an executor are imported only if it is used.
   if given.executor == "local":
     from realm_jax.launch.local_jobs import run_locally
 
@@ -71,7 +71,7 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
   try:
     return flags.FLAGS(arguments)
   except SystemExit:
-    # absl ends with 1 once it has shown the help that was asked for.
+    # absl would exit with 1 after printing the help.
     sys.exit(0)
 
 

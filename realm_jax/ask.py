@@ -1,12 +1,12 @@
 """Answers questions: `python -m realm_jax.ask --model_dir=… "who wrote …?"`.
 
-The configuration is the one that the run keeps, over gin/runs/ask.gin, or that
-of gin files. The command prints the best answers, each with the block that
-contains it and that block's probability p(z|x). Without a question on the
-command line it reads questions from the terminal or from its standard input;
-one that it cannot answer gets an error in its place. The model is loaded once.
-Where several processes run, as on a TPU slice, process 0 answers on its own
-devices; the others load nothing and end with it.
+The configuration is the run's, over gin/runs/ask.gin, or comes from gin files.
+The command prints the best answers, each with the block that contains it and
+the block's probability p(z|x). Without a question on the command line, it reads
+questions from the terminal or the standard input, and prints an error for each
+one that it cannot answer. The model is loaded once. If several processes run,
+as on a TPU slice, process 0 answers on its own devices; the others load nothing
+and end with it.
 """
 
 import sys
@@ -35,8 +35,8 @@ _WHERE = flags.DEFINE_string(
   '{"language": "de"}: see realm_jax/corpus/filters.py.',
 )
 
-# They mark the answer while lines are wrapped, since wrapping would count the
-# characters of an escape sequence. No text has them: `harmless` replaces them.
+# Placeholders that mark the answer until lines are wrapped, because wrapping
+# would count escape sequences. `harmless` removes them from texts.
 _OPEN, _CLOSE = "\x01", "\x02"
 _ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
 _ELSEWHERE = ("«", "»")
@@ -64,7 +64,7 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   run = TrainedRun.load(config)
   if _WHERE.value is not None:
     run = run.filtered(read_object(_WHERE.value.encode()))
-  # What is missing is known before a question is asked for.
+  # Reports missing parts before it asks for a question.
   require_answering(run)
 
   def answer(question: str) -> None:

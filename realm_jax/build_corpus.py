@@ -4,9 +4,9 @@
       --output_dir=corpus --vocab=vocab.txt
 
 Each line is `{"title": …, "text": …}`, with optional `id`, `url`, `language`
-and `links`; the title may be missing, and files compressed (.gz, .bz2, .xz,
-.zst). The corpus appears complete or not at all, and a summary counts what was
-cut or skipped. Other inputs, which docs/training.md describes, are
+and `links`. The title is optional, and files may be compressed (.gz, .bz2, .xz,
+.zst). The corpus appears complete or not at all, and a summary reports
+everything that was cut or skipped. Other inputs (see docs/training.md):
 
     --input=psgs_w100.tsv.gz      TSV, as of DPR and MS MARCO
     --input='wiki/*.parquet'      parquet
@@ -17,28 +17,27 @@ cut or skipped. Other inputs, which docs/training.md describes, are
     --input=seqio:MODULE:TASK[:SPLIT]
     --input=hotpot_train_v1.1.json    the paragraphs of HotpotQA's questions
 
-`--workers=16` uses 16 processes of this machine, and `--runner=DirectRunner`,
-or DataflowRunner, FlinkRunner or SparkRunner with `--pipeline_options`, Apache
-Beam. The corpus is the same, byte for byte.
+`--workers=16` uses 16 processes on this machine. `--runner=DirectRunner`, or
+DataflowRunner, FlinkRunner or SparkRunner with `--pipeline_options`, uses
+Apache Beam. The corpus is the same, byte for byte.
 
     python -m realm_jax.build_corpus --update --input=changes.jsonl \\
       --output_dir=corpus
 
-makes a new version of the corpus in its directory: a line with an id that the
-corpus has replaces that document, one with a new id adds a document, and
+makes a new version of the corpus in its directory: a line with an existing id
+replaces that document, a line with a new id adds a document, and
 `{"id": …, "remove": true}` removes one. Unchanged documents cost nothing, and
-readers of the version before continue to read it. Vocabulary, block length,
-language and dropped titles are those of the corpus; give the other flags of the
-build.
+processes can continue to read the previous version. Vocabulary, block length,
+language and dropped titles stay; pass the build's other flags again.
 
     python -m realm_jax.build_corpus --update --view=t5:spiece.model \
       --output_dir=corpus
 
-keeps the texts of a corpus in a further vocabulary, for a reader such as T5;
-later updates then do the same. A build takes the same flag.
+also stores the texts of a corpus in another vocabulary, for a reader such as
+T5, now and in later updates. A build accepts the same flag.
 
 A gin file may bind the arguments of `build.build_corpus` and
-`update.update_corpus` of `realm_jax.corpus`; flags take precedence.
+`update.update_corpus` in `realm_jax.corpus`; flags take precedence.
 """
 
 import inspect

@@ -1,17 +1,17 @@
-"""Builds and publishes search indexes beside a training run.
+"""Builds and publishes search indexes during a training run.
 
     python -m realm_jax.build_index --model_dir=runs/realm
 
 It follows the run's checkpoints until it is stopped; `--once` builds one
 snapshot, the newest checkpoint's, and exits. Without gin files it waits until
-the trainer has started, and reads the configuration that the run keeps, over
-gin/runs/build_index.gin. The index is then of the kind of the newest
-snapshot, if there is one, or else of the kind that the run needs.
+the trainer has started, and uses the run's configuration, over
+gin/runs/build_index.gin. The index then has the kind of the newest snapshot or,
+without one, the kind that the run needs.
 
-The processes of one command, as on the hosts of a TPU slice, embed a snapshot
-together, shard s in process s mod n. They share MODEL_DIR and CORPUS_DIR, on a
-disk or on gs://. As `realm_jax.train` does, the command restarts the process
-that builds.
+Several processes of one command, as on the hosts of a TPU slice, embed a
+snapshot together, shard s in process s mod n. They share MODEL_DIR and
+CORPUS_DIR, on a disk or on gs://. Like `realm_jax.train`, the command restarts
+the process that builds.
 """
 
 from collections.abc import Sequence

@@ -3,11 +3,11 @@
     python -m realm_jax.compare --predictions=runs/one/eval \\
       --predictions=runs/two/eval --predictions=runs/three/eval
 
-Prints the metrics of each with 95 % bootstrap intervals. Then, for each but the
-first and for each metric, both means, their difference to the first with its
+Prints the metrics of each with 95 % bootstrap intervals. Then compares each of
+the others with the first, by metric: both means, their difference with its
 paired interval, and the p-value of a paired randomization test. An evaluation
-is named by the OUTPUT_DIR of `realm_jax.evaluate`, or its file
-predictions.jsonl or retrieved.jsonl.
+is the OUTPUT_DIR of `realm_jax.evaluate`, or its file predictions.jsonl or
+retrieved.jsonl.
 """
 
 from collections.abc import Sequence

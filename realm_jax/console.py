@@ -1,7 +1,7 @@
-"""Output of commands, and what reaches them from a terminal.
+"""Output of commands to a terminal, and input from it.
 
-Progress, tables, the file of `--json` and the choice of log messages;
-lines that a user types, and a flag that SIGTERM and Ctrl-C set.
+Progress, tables, the file of `--json` and the selection of log messages; lines
+that a user types, and an event that SIGTERM and Ctrl-C set.
 """
 
 import contextlib
@@ -25,22 +25,21 @@ from realm_jax.storage.json_files import JsonValue, write_json
 
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _SECONDS_BETWEEN_LINES = 15.0
-# Characters that move a terminal's cursor or change its state, or the direction
-# of the text that follows, and halves of surrogate pairs; not the end of a line
-# and the tabulator.
+# Characters that move a terminal's cursor, change its state or the direction of
+# text, and halves of surrogate pairs; but not line ends and tabs.
 _CONTROLS = re.compile(
   "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
   "\ud800-\udfff]"
 )
-# A flag that is defined here belongs to the command that asks for it.
+# Flags that are defined here belong to the calling command.
 flags.disclaim_key_flags()
 
 
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  With their `total` it also says how long the rest takes at that rate. A block
-  that took longer also ends with a line. `label` names the items, such as
+  With `total`, it also estimates the remaining time. A block that took longer
+  than 15 seconds ends with another line. `label` describes the items, such as
   "questions".
   """
 
@@ -61,7 +60,7 @@ class Progress:
       self._log(f"{self._count} in {seconds:.1f} s", seconds)
 
   def advance(self, count: int = 1) -> None:
-    """Counts items that were processed, and logs it if it is time to."""
+    """Counts processed items, and logs the count if it is time to."""
     self._count += count
     if (now := time.monotonic()) < self._show_at:
       return
@@ -79,21 +78,21 @@ class Progress:
 
 
 def prepare_streams() -> None:
-  """Makes the standard streams take any text, also where one is closed.
+  """Makes the standard streams accept any text, even if one is closed.
 
-  A character that a stream's encoding lacks is written as an escape sequence of
-  Python, and a byte that is not of its encoding is read as half of a surrogate
-  pair, which `harmless` shows.
+  Characters that a stream's encoding lacks are written as escape sequences of
+  Python. Bytes that are invalid in it are read as halves of surrogate pairs,
+  which `harmless` escapes.
   """
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
-      # No other file may get its number: libraries in C would write to it.
+      # Reserves the file descriptor, to which C libraries may write.
       setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
   for stream, errors in (
     (sys.stdin, "surrogateescape"),
     (sys.stdout, "backslashreplace"),
   ):
-    # One that was redirected since Python started may refuse.
+    # A stream that was redirected after Python's start may refuse.
     if isinstance(stream, io.TextIOWrapper):
       with contextlib.suppress(OSError):
         stream.reconfigure(errors=errors)
@@ -102,7 +101,7 @@ def prepare_streams() -> None:
 def harmless(text: str) -> str:
   """Returns a text with its control characters as escape sequences of Python.
 
-  So a document of somebody else's cannot change the terminal that shows it.
+  So an untrusted document cannot manipulate the terminal that shows it.
   """
   return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -116,7 +115,7 @@ def name_value_table(values: Mapping[str, object]) -> str:
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:
-  """Returns rows of equal length as aligned columns, the first to the left."""
+  """Returns rows of equal length as aligned columns, the first left-aligned."""
   texts = [[_text(value) for value in row] for row in rows]
   widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
   return "\n".join(
@@ -133,9 +132,9 @@ def _text(value: object) -> str:
 
 
 def json_flag(text: str) -> Callable[[JsonValue], None]:
-  """Defines `--json`, which `text` describes, the file of a command's results.
+  """Defines `--json`, a file for a command's results, with the help `text`.
 
-  Returns a function that writes them if the flag is given.
+  Returns a function that writes the results if the flag is set.
   """
   # A process may import several commands.
   flag = flags.DEFINE_string("json", None, text, allow_override=True)
@@ -150,10 +149,10 @@ def json_flag(text: str) -> Callable[[JsonValue], None]:
 def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
   """Calls a function with each line of the terminal or the standard input.
 
-  On a terminal `wanted` is the prompt, and an empty line ends them. Elsewhere
-  empty lines are left out, and each line is printed, so that what follows can
-  be told apart. A `RealmError` of one line is printed in its place, and the
-  others follow. At the end such lines are counted.
+  On a terminal, `wanted` is the prompt, and an empty line ends the input.
+  Otherwise empty lines are skipped, and each line is printed before its output.
+  A `RealmError` for a line is printed, and the next lines follow. At the end,
+  such errors are counted.
   """
   is_terminal = sys.stdin.isatty()
   num_lines = num_refused = 0
@@ -176,7 +175,7 @@ def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
     absl_logging.warning("%d of %d lines have an error", num_refused, num_lines)
 
 
-# The event of the outermost block that a signal stops.
+# Event of the outermost `stop_on_signal` block.
 _stop: threading.Event | None = None
 
 
@@ -184,10 +183,9 @@ _stop: threading.Event | None = None
 def stop_on_signal() -> Iterator[threading.Event]:
   """Yields an event that SIGTERM and Ctrl-C set during the `with` block.
 
-  A second Ctrl-C interrupts at once. A block within another one shares its
-  event: a signal is not lost if it comes before the inner block begins, and it
-  stops both. Only the main thread can handle signals. In any other the event
-  stays unset.
+  A second Ctrl-C interrupts at once. A nested block shares the outer block's
+  event: a signal before the inner block begins is not lost, and stops both.
+  Only the main thread can handle signals; in others the event stays unset.
   """
   global _stop
   if threading.current_thread() is not threading.main_thread():
@@ -218,18 +216,18 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 
 def is_stopping() -> bool:
-  """Returns whether a signal has come in a block of `stop_on_signal`."""
+  """Returns whether a signal was received in a block of `stop_on_signal`."""
   return _stop is not None and _stop.is_set()
 
 
 def hide_library_messages() -> None:
   """Logs this project's messages from INFO on, and other libraries' warnings.
 
-  Orbax's messages are hidden: some twenty lines for a checkpoint, and the
-  tracebacks of its threads, whose errors it also raises to the caller. So are
-  those of asyncio, which orbax alone uses, about the writes that it abandons
-  when one of them has failed. The warnings of others are shown without their
-  tracebacks: gcsfs logs one for each request that an outage of the store fails.
+  Orbax's messages are hidden: about twenty lines for a checkpoint, and
+  tracebacks of its threads, whose errors it also raises. So are messages of
+  asyncio, which only orbax uses, about writes that it abandons after one has
+  failed. Warnings of other libraries are shown without tracebacks: gcsfs logs
+  one for each request that fails in an outage of the store.
   """
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_shown)
@@ -245,11 +243,11 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 
 def _report_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-  """Prints an error that could not be raised, except of abandoned writes.
+  """Prints an error that could not be raised, except for abandoned writes.
 
-  When a part of a checkpoint cannot be written, orbax raises and closes the
-  event loop that the other parts use. As each of these ends, TensorStore
-  reports that the loop is closed.
+  When a part of a checkpoint cannot be written, orbax raises, and closes the
+  event loop that other parts use. TensorStore then reports the closed loop for
+  each of them.
   """
   error = unraisable.exc_value
   if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":

@@ -5,13 +5,12 @@ answers questions, gin/runs/eval_retrieval.gin retrieves blocks for them, and
 gin/runs/eval_masked.gin, eval_masked_text.gin and eval_statements.gin fill in
 masked words. The metrics are printed and written to OUTPUT_DIR, by default
 MODEL_DIR/eval (docs/evaluation.md). Several processes share the questions and
-OUTPUT_DIR, and process 0 prints. The same command resumes an evaluation that
-was killed.
+OUTPUT_DIR, and process 0 prints. The same command resumes a killed evaluation.
 
-With `--follow`, each new checkpoint of MODEL_DIR is evaluated into a folder of
-OUTPUT_DIR, until SIGTERM or FOLLOW_UNTIL_STEP. MODEL_DIR/best.json names the
-best one by BEST_METRIC; the trainer keeps it, and CHECKPOINT_STEP = "best" (for
-a path, MODEL_DIR/checkpoints/best) takes it.
+With `--follow`, each new checkpoint of MODEL_DIR is evaluated, with a folder in
+OUTPUT_DIR, until SIGTERM or FOLLOW_UNTIL_STEP. MODEL_DIR/best.json records the
+best one by BEST_METRIC. The trainer keeps it, and CHECKPOINT_STEP = "best" (or
+the path MODEL_DIR/checkpoints/best) selects it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
 
-# The stage of a run chooses one of them (`Stage.evaluation`).
+# Recipes from which the run's stage chooses one (`Stage.evaluation`).
 _RECIPES = (
   "gin/runs/eval.gin",
   "gin/runs/eval_masked.gin",
@@ -60,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     _write_json(metrics)
     print(summary_table(metrics))
 
-  # The others wait, so as to fail if process 0 cannot write.
+  # The other processes wait, and fail if process 0 cannot write.
   Agreement("report").on_process_0("report", report)
 
 

@@ -4,15 +4,15 @@
     python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
     python -m realm_jax.explain --model_dir=… --block_use
 
-For a sentence it prints Table 3 of the paper: the candidates, their shares of
-p(y|x), how much a gradient would reward them, r(z), beside p(y|null,x) and the
-best fillings. For a question it prints the blocks that the answer comes from.
-Without a text it reads texts from the terminal or from the standard input; one
-that it cannot explain gets an error in its place.
-docs/concepts.md explains the symbols.
+For a sentence it prints the paper's Table 3: the candidates, their shares of
+p(y|x), and their rewards r(z) by a gradient step, with p(y|null,x) and the best
+fillings. For a question it prints the blocks from which the answer comes.
+Without a text, it reads texts from the terminal or the standard input, and
+prints an error for each one that it cannot explain. docs/concepts.md explains
+the symbols.
 
-The configuration is the one that the run keeps, over gin/runs/explain.gin, or
-that of gin files. Of several processes, process 0 does this on its own devices.
+The configuration is the run's, over gin/runs/explain.gin, or comes from gin
+files. If there are several processes, process 0 explains on its own devices.
 """
 
 import textwrap
@@ -66,7 +66,7 @@ _LEGENDS = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Explains what the flags ask for."""
+  """Explains the texts of the command line or of the input."""
   text = " ".join(argv[1:])
   if _BLOCK_USE.value and (text or _ANSWER.value is not None):
     raise RealmError("--block_use is for no sentence, and no --answer")
@@ -100,7 +100,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
     print(harmless(columns([[*use[0]], *rows])))
     return
   run, explained = TrainedRun.load(configured()), []
-  # What is missing is known before a text is asked for.
+  # Reports missing parts before it asks for a text.
   run.require_reader()
 
   def answer(one: str) -> None:

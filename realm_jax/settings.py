@@ -1,16 +1,16 @@
-"""Types and ranges of settings: the values that a field or argument takes.
+"""Types and ranges of settings, the values that a field or argument accepts.
 
-A setting declares its range where it declares its type:
+The type of a setting includes its range:
 
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     decay: Annotated[float, Range(least=0, below=1)]
 
-Values that gin binds are checked against both before a command starts, so that
-a wrong one is an error of one line, and not a traceback from deep inside a
-library. A dataclass that calls `require_valid` in `__post_init__` refuses them
-in Python, too. This file imports the standard library alone, because the
-numeric core declares settings as well.
+Values in gin are checked against both before a command starts, so that a wrong
+value is an error of one line, and not a traceback from deep inside a library.
+A dataclass that calls `require_valid` in `__post_init__` makes the same checks
+in Python. This file imports only the standard library, because the numeric core
+also declares settings.
 """
 
 import collections.abc
@@ -30,9 +30,9 @@ from realm_jax.errors import RealmError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Range of a number in an `Annotated` type. All numbers in it are finite.
+  """Range of a finite number, in an `Annotated` type.
 
-  The bounds `least` and `most` are in the range, and `above` and `below` not.
+  `least` and `most` are inclusive bounds; `above` and `below` are exclusive.
   """
 
   least: float = -math.inf
@@ -58,9 +58,10 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-  """Marks in an `Annotated` type what its name in capitals does not set.
+  """Mark, in an `Annotated` type, of a field with another name in gin.
 
-  Another name sets it, or with None only `Class.field`.
+  By default the name is the field's own in capitals. With None, only
+  `Class.field` sets the field.
   """
 
   name: str | None
@@ -68,10 +69,10 @@ class Named:
 
 @dataclasses.dataclass(frozen=True)
 class OfRun:
-  """Marks in an `Annotated` type what other commands take from a run.
+  """Mark, in an `Annotated` type, of a setting that other commands share.
 
-  They read it in MODEL_DIR/config.json (`realm_jax/configuration/kept.py`), as
-  `name`, or the field's own in capitals.
+  They read it from MODEL_DIR/config.json (`realm_jax/configuration/kept.py`),
+  by `name`, or else by the field's name in capitals.
   """
 
   name: str | None = None
@@ -83,11 +84,11 @@ Seed = Annotated[int, Range(least=0, most=2**63 - 1)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 DropoutRate = Annotated[float, Range(least=0, below=1)]
-# A share of something, or a probability.
+# A share or a probability.
 Fraction = Annotated[float, Range(least=0, most=1)]
 PositiveFraction = Annotated[float, Range(above=0, most=1)]
 
-# What a reader can be asked: to fill in [MASK], or a question.
+# Kinds of text that a reader can be asked: a sentence with [MASK], a question.
 Asked = Literal["masked sentence", "question"]
 
 _SEQUENCES = (list, tuple, collections.abc.Sequence)
@@ -102,7 +103,7 @@ _NAMES = {
   **dict.fromkeys(_MAPPINGS, "a dictionary"),
 }
 
-# Stands for a value that is known only when the command runs.
+# Placeholder for a value that is known only when the command runs.
 UNKNOWN = object()
 Mark = TypeVar("Mark", Named, OfRun)
 
@@ -111,7 +112,7 @@ Mark = TypeVar("Mark", Named, OfRun)
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
   """Returns the annotations of a function's or class's parameters.
 
-  Those that cannot be resolved are left out.
+  Annotations that cannot be resolved are left out.
   """
   function = function.__init__ if inspect.isclass(function) else function
   try:
@@ -121,16 +122,16 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def mark_of(annotation: Any, kind: type[Mark]) -> Mark | None:
-  """Returns the mark of a kind that a type has, `Named` or `OfRun`, if any."""
+  """Returns a type's mark of this kind, `Named` or `OfRun`, if any."""
   marks = getattr(annotation, "__metadata__", ())
   return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def accepts(annotation: Any, value: Any) -> bool:
-  """Returns whether a value is of an annotated type.
+  """Returns whether a value has an annotated type.
 
-  An integer is accepted as a float, and a list as any other sequence. What
-  this check does not know, it accepts.
+  An integer is accepted as a float, and a list as any other sequence. Types
+  that this check does not know are accepted.
   """
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if value is UNKNOWN or annotation is Any:
@@ -146,7 +147,7 @@ def accepts(annotation: Any, value: Any) -> bool:
   if not inspect.isclass(expected):
     return True
   if expected in (int, float):
-    # This includes NumPy's numbers.
+    # Includes NumPy's numbers.
     kind = numbers.Integral if expected is int else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return is_number and (expected is int or math.isfinite(value))
@@ -168,7 +169,7 @@ def accepts(annotation: Any, value: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-  """Returns what an annotation accepts, in words."""
+  """Describes the values that an annotation accepts."""
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType):
     return " or ".join(dict.fromkeys(map(describe, arguments)))
@@ -189,7 +190,7 @@ def require_valid(config: object) -> None:
   """Checks the fields of a dataclass against their types and ranges.
 
   Raises:
-    ValueError: A field has a value that it does not take.
+    ValueError: A field has an invalid value.
   """
   for name, annotation in parameter_types(type(config)).items():
     value = getattr(config, name, UNKNOWN)
@@ -201,7 +202,7 @@ def require_valid(config: object) -> None:
 
 
 def alternatives(annotation: Any) -> Iterator[Any]:
-  """Yields the types of which a value may be, without their ranges."""
+  """Yields the types that a value may have, without their ranges."""
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType, Annotated):
     for argument in arguments[:1] if origin is Annotated else arguments:
@@ -211,7 +212,7 @@ def alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def parts(annotation: Any) -> Iterator[Any]:
-  """Yields an annotation and all that it consists of."""
+  """Yields an annotation and all of its parts."""
   yield annotation
   for argument in typing.get_args(annotation):
     yield from parts(argument)

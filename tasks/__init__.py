@@ -30,5 +30,5 @@ Sentences masked in another way need only a rule:
 from realm_jax.errors import RealmError
 
 if __name__ != "realm_jax.tasks":
-  # By two names, each task would be added twice.
+  # Imported under two names, each task would be registered twice.
   raise RealmError("the package of tasks is realm_jax.tasks; name that")

@@ -1,7 +1,7 @@
 """Lists that a service has retrieved, and the rewards that clients sent.
 
-feedback   the last few thousand lists of a feedback log, as it grows
-           (realm_jax/feedback), in random order and again and again
+feedback   the last few thousand lists of a growing feedback log
+           (realm_jax/feedback), drawn at random, without end
 """
 
 import os
@@ -32,7 +32,8 @@ from realm_jax.inputs.features import (
 )
 from realm_jax.inputs.sources import RandomAccessSource
 
-# Older lists are of retrievers that differ too much from the current one.
+# Number of recent lists to draw from: retrievers of older lists differ too much
+# from the current one.
 _NUM_RECENT = 4096
 _POLL_SECONDS = 1.0
 _ARRAYS = {
@@ -46,16 +47,16 @@ _ARRAYS = {
 _NUMBERS = {
   "reward": tf.float32,
   "temperature": tf.float32,
-  # seqio cuts arrays that are too long.
+  # Needed because seqio truncates arrays that are too long.
   "num_candidates": tf.int32,
   "num_shown": tf.int32,
-  # 1 if each passage has a reward of its own.
+  # 1 if each passage has its own reward.
   "is_of_passages": tf.int32,
 }
 
 
 class _FeedbackRecords:
-  """The lists of a log, each with what a loss needs of its rewards."""
+  """The lists of a log, each with its rewards for a loss."""
 
   spec: Mapping[str, Any] = {
     "query": tf.TensorSpec([], tf.string),
@@ -70,12 +71,12 @@ class _FeedbackRecords:
     return len(self._examples)
 
   def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Chooses among the last lists, all of which are as likely.
+    """Chooses uniformly among the last lists.
 
     Waits for the first rewards.
 
     Raises:
-      WaitPreemptedError: The run is preempted before they come.
+      WaitPreemptedError: The run was preempted before they arrived.
     """
     self._examples.poll()
     while not len(self):
@@ -101,8 +102,8 @@ class _FeedbackRecords:
 def _record(feedback: Feedback) -> dict[str, Any]:
   """Returns the features of a list.
 
-  A block that was shown bears its own reward less its part of the baseline, and
-  every block of a list bears a reward of the list.
+  Rewards of passages are the block's own reward less its share of the baseline.
+  A reward of the whole list is repeated for each block.
   """
   served, rewards, baseline = feedback
   count = len(served.shown)
@@ -117,7 +118,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     "pool_ids": served.blocks,
     "pool_hashes": served.hashes,
     "pool_scores": served.scores,
-    # So that 0 is padding.
+    # Shifted, so that 0 is padding.
     "shown": served.shown + 1,
     "advantages": advantages.astype(np.float32),
     "rewards": own,
@@ -132,7 +133,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
 class FeedbackSource(RandomAccessSource):
   """The feedback logs of a run, one folder for each split.
 
-  The split "validation" has a tenth of the lists, which "train" has not.
+  The split "validation" has a tenth of the lists, and "train" the others.
   """
 
   def __init__(self) -> None:
@@ -146,7 +147,7 @@ class FeedbackSource(RandomAccessSource):
     return tuple(current_context().question_files)
 
   def open(self, split: str) -> _FeedbackRecords:
-    """Opens a log, which a service may begin later."""
+    """Opens a log, which may not exist yet."""
     path = os.fspath(current_context().question_files[split])
     return _FeedbackRecords(FeedbackExamples(path, cast(Split, split)))
 

@@ -1,4 +1,4 @@
-"""Inverse cloze: a sentence as the query for the block it comes from."""
+"""Inverse cloze: sentences as queries for their source blocks."""
 
 from collections.abc import Mapping
 
@@ -24,10 +24,10 @@ def inverse_cloze(
 ) -> tf.data.Dataset:
   """Makes `query`, a random sentence of a block, and `block`, the rest.
 
-  The sentence is removed from its block with the probability that the task's
-  context says, and otherwise remains, so that the retriever also learns from
-  shared words. A block of one sentence is dropped if that is removed (Lee et
-  al. 2019, section 4). Titles remain.
+  The sentence is removed from its block with the probability in the task's
+  context. If it remains, the retriever learns from shared words. A block whose
+  only sentence would be removed is dropped (Lee et al. 2019, section 4). Titles
+  remain.
   """
   words = wordpieces()
   removal_probability = current_context().sentence_removal_probability

@@ -1,10 +1,9 @@
-"""Queries with judged passages, by which a retriever is trained.
+"""Queries with judged passages, for training a retriever.
 
-judged_passages   a query, a relevant passage and passages that are not, from
-                  files of DPR's or Tevatron's form, triples of MS MARCO, or
-                  a folder of BEIR (realm_jax/inputs/judged_passages.py)
-scored_passages   the same of files that give each passage the score of a
-                  teacher
+judged_passages   a query, a relevant passage and irrelevant ones, from files in
+                  DPR's or Tevatron's format, MS MARCO's triples, or a folder in
+                  BEIR's format (realm_jax/inputs/judged_passages.py)
+scored_passages   the same, from files with a teacher's score for each passage
 """
 
 from collections.abc import Mapping
@@ -29,11 +28,11 @@ def choose_passages(
 ) -> tf.data.Dataset:
   """Makes `query`, `block`, a relevant passage, and `negatives`.
 
-  Each epoch draws another relevant passage and other negatives. Passages are
-  laid out as the blocks of a corpus are, `[CLS] title [SEP] text [SEP]`, and
-  lose their ends if they are longer. `source_hash` has the content hashes of
-  the relevant passages, the chosen one first. If the records have scores,
-  `negative_scores` has those of the negatives less that of `block`.
+  Each epoch draws another relevant passage and other negatives. Passages have
+  the form of blocks, `[CLS] title [SEP] text [SEP]`, and are truncated to a
+  block's length. `source_hash` has the content hashes of the relevant passages,
+  the chosen one first. If the records have scores, `negative_scores` has the
+  scores of the negatives less the score of `block`.
   """
   words = wordpieces()
   query_length = feature_length("query", sequence_length)

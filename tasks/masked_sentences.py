@@ -1,4 +1,4 @@
-"""Masked sentences, on which REALM pre-trains, masked in several ways.
+"""Masked sentences for REALM's pre-training, masked in several ways.
 
     masked_salient_spans   a name or a date (REALM): the salient spans of the
                            corpus, without the kinds UNMASKED_SPAN_KINDS
@@ -38,9 +38,9 @@ def mask_sentence(
 ) -> tf.data.Dataset:
   """Makes `query`, a masked sentence of a block, and its `mask_targets`.
 
-  As many masks are scored as `mask_targets` may be long; further ones remain
-  `[MASK]`. As in Google's released pre-training, a sentence is skipped if it
-  has no mask, or if its last mask does not fit into the query.
+  The length of `mask_targets` limits the number of masks that are scored;
+  further ones remain `[MASK]`. As in Google's released pre-training, a sentence
+  is skipped if it has no mask, or if its last mask does not fit in the query.
   """
   words = wordpieces()
   unmasked_kinds = current_context().unmasked_span_kinds

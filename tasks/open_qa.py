@@ -3,15 +3,15 @@
     open_qa        answers are strings
     open_qa_regex  answers are regular expressions
 
-The questions are in the run's JSON Lines files, one for each split:
+Questions are read from the run's JSON Lines files, one for each split:
 
     {"question": "who wrote it", "answer": ["Mary Shelley"], "id": "q1"}
 
 With `gold_ids` or `gold_titles`, they also have the documents that lead to the
 answer, in their order.
 
-The tasks of published data sets, a file each beside this one, make their
-examples by the same `add`.
+The tasks of published data sets, in other files of this folder, use the same
+`add`.
 """
 
 import functools
@@ -40,14 +40,14 @@ def ask(
   """Makes `query`, the question's tokens, and `answer_tokens`.
 
   `answer_tokens` is int32[a, w], each answer's tokens padded with 0; a pattern
-  has none. The texts are kept, and `answer_kind` tells how to compare them.
+  has no tokens. The texts are kept, and `answer_kind` is how to compare them.
   """
   words = wordpieces()
   num_words = feature_length("query", sequence_length) - 2
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     token_ids = record["question_tokens"][:num_words]
-    # They are padded to the longest answer of all questions of a lookup.
+    # Answers are padded to the longest one of all questions in a lookup.
     answers = record["answer_tokens"]
     longest = tf.reduce_max(tf.math.count_nonzero(answers, axis=1))
     gold = {"gold": record["gold"]} if "gold" in record else {}
@@ -69,7 +69,7 @@ def add(name: str, source: QuestionSource) -> seqio.Task:
 
   Args:
     name: Name of the task.
-    source: Source of the questions, which tells what their answers are.
+    source: Source of the questions, which has the kind of their answers.
   """
   return seqio.TaskRegistry.add(
     name,

@@ -1,7 +1,7 @@
-"""Prefix language modelling (T5; Atlas, Izacard et al. 2022, section 2.3).
+"""Prefix language modeling (T5; Atlas, Izacard et al. 2022, section 2.3).
 
-prefix_lm      a block is split in two at a random word; the first part is
-               read and retrieved for, and the second one is to be written
+prefix_lm      a block is split in two at a random word; the first part is the
+               query, and the second one the target
 continuation   a block is split in half, as RePlug does (Shi et al. 2023,
                arXiv 2301.12652, section 4)
 """
@@ -32,8 +32,8 @@ def split_block(
 ) -> tf.data.Dataset:
   """Makes `query`, and the texts `inputs` and `targets`, of each block.
 
-  It is split at the word in its middle if `in_half`, and else at any. A query
-  that is too long loses its end. A block of one word is skipped.
+  Splits at the middle word if `in_half`, and otherwise at a random one. A query
+  that is too long is truncated. A block with a single word is skipped.
   """
   words, corpus = wordpieces(), current_context().examples
   is_continuation = tf.constant(words.is_continuation)
@@ -53,9 +53,9 @@ def split_block(
     if not in_half:
       draw = tf.random.stateless_uniform((), block["seed"])
     number = tf.cast(tf.size(places), tf.float32)
-    # The product may round up to the number of places.
+    # The product may round up to the number of positions.
     chosen = tf.minimum(tf.cast(draw * number, tf.int32), tf.size(places) - 1)
-    # 0 if there is no place to choose.
+    # 0 if there is no position to choose.
     place = tf.concat([[0], places], 0)[chosen + 1]
     inputs, targets = tf.numpy_function(
       texts, [block["block_id"], place], (tf.string, tf.string)

@@ -1,21 +1,22 @@
-"""Published data sets of questions, as the tables of papers have them.
+"""Published data sets of questions, as reported in papers.
 
-    natural_questions_open   what people asked Google, with answers of at most
-                             5 tokens (Lee et al. 2019, arXiv 1906.00300)
-    web_questions            of Google Suggest, with answers from Freebase
-                             (Berant et al. 2013)
-    curated_trec             of TREC's tracks; answers are regular expressions
-    squad_open               SQuAD without the paragraphs that its questions
-                             were written from
+    natural_questions_open   questions to Google, with answers of at most 5
+                             tokens (Lee et al. 2019, arXiv 1906.00300)
+    web_questions            questions from Google Suggest, with answers from
+                             Freebase (Berant et al. 2013)
+    curated_trec             questions of TREC's tracks; answers are regular
+                             expressions
+    squad_open               SQuAD's questions, without their paragraphs
     trivia_qa_open           TriviaQA's unfiltered questions, without documents;
                              all aliases of an answer are right
-    entity_questions         about entities, from Wikidata, one relation a file
-                             (Sciavolino et al. 2021, arXiv 2109.08535)
-    hotpot_qa        that need two articles, which are named
-                     (Yang et al. 2018, arXiv 1809.09600)
+    entity_questions         questions about entities, from Wikidata, one file
+                             for each relation (Sciavolino et al. 2021, arXiv
+                             2109.08535)
+    hotpot_qa                questions that need two articles, with their titles
+                             (Yang et al. 2018, arXiv 1809.09600)
 
-What NQ-open, SQuAD and TriviaQA publish as their development sets is the
-field's test set. Lee et al. did not release how they divided SQuAD's and
+The test sets in the literature are the published development sets of NQ-open,
+SQuAD and TriviaQA. Lee et al. did not release their split of SQuAD's and
 TriviaQA's training questions: 78,713 and 8,886, and 78,785 and 8,837.
 """
 
@@ -40,7 +41,7 @@ _Reader = Callable[[epath.Path], Iterator[Question]]
 
 
 def json_lines(path: epath.Path) -> Iterator[Question]:
-  """Reads lines of `{"question": …, "answer": […]}`, as of NQ-open and DrQA.
+  """Reads lines of `{"question": …, "answer": […]}`, as in NQ-open and DrQA.
 
   An empty list of answers is kept, as published.
   """
@@ -54,7 +55,7 @@ def json_lines(path: epath.Path) -> Iterator[Question]:
 
 
 def json_entries(to_question: Callable[[Any], Question]) -> _Reader:
-  """Returns a reader of files that are a list of JSON."""
+  """Returns a reader of files with a JSON list."""
 
   def read(path: epath.Path) -> Iterator[Question]:
     return map(to_question, _json(path))
@@ -70,7 +71,7 @@ def _json(path: epath.Path) -> Any:
 
 
 def tsv(path: epath.Path) -> Iterator[Question]:
-  """Reads lines of an id, a type, a question and a pattern, as of brmson."""
+  """Reads lines with an id, a type, a question and a pattern, as in brmson."""
   with path.open() as lines:
     for number, line in enumerate(lines, start=1):
       columns = line.rstrip("\r\n").split("\t")
@@ -95,8 +96,7 @@ def squad(path: epath.Path) -> Iterator[Question]:
 def trivia_qa(path: epath.Path) -> Iterator[Question]:
   """Reads `{"Data": [{"Question": …, "QuestionId": …, "Answer": …}, …]}`.
 
-  The file has 600 MB of search results besides, so entries are decoded one by
-  one.
+  The file also has 600 MB of search results, so entries are decoded one by one.
   """
   text = path.read_text()
   begin = re.search(r'"Data"\s*:\s*\[[\s,]*', text)
@@ -140,13 +140,13 @@ def _entity_question(entry: Mapping[str, Any]) -> Question:
 def _files(
   read: _Reader, train: str, test: str, sizes: Mapping[str, int] | None = None
 ) -> Form:
-  """Returns a form without a development set; files are between spaces."""
+  """Returns a form without a development set; spaces separate files."""
   names = {"train": train.split(), "test": test.split()}
   return Form(names=names, read=read, sizes=sizes)
 
 
 def _divided(read: _Reader, pattern: str) -> Form:
-  """Returns a form with all splits, such as what ORQA's release divided."""
+  """Returns a form with all splits, such as ORQA's release."""
   splits = ("train", "dev", "test")
   names = {split: [pattern.replace("SPLIT", split)] for split in splits}
   return Form(names=names, read=read)
@@ -199,8 +199,8 @@ open_qa.add(
     ),
   ),
 )
-# The published counts are those of DrQA's files. The edition of brmson has a
-# part of these questions, "curated", and a set that holds them and more.
+# The published counts are from DrQA's files. The edition of brmson has a part
+# of these questions, "curated", and a larger set.
 open_qa.add(
   "curated_trec",
   PublishedSource(

@@ -1,7 +1,7 @@
 """Text-to-text tasks, such as fact checking and dialogue, with retrieval.
 
-A source's records have texts as `inputs` and `targets`, as those of T5's tasks.
-Blocks are retrieved for `inputs`. A claim with its label is a whole task:
+A source's records have texts as `inputs` and `targets`, like T5's tasks. Blocks
+are retrieved for `inputs`. For example, a complete task of claims with labels:
 
     @seqio.map_over_dataset
     def read(record):
@@ -28,8 +28,8 @@ from realm_jax.tasks import open_qa
 def as_question(records: tf.data.Dataset) -> tf.data.Dataset:
   """Makes the record of a question from `inputs`, its answers from `targets`.
 
-  `targets` is a text, or a vector of texts that are all right: each epoch
-  teaches another of them. The `id` of a record is its position if it has none.
+  `targets` is a text, or a vector of alternatives, of which each epoch uses
+  another one. The `id` of a record without one is its position.
   """
   words = wordpieces()
 

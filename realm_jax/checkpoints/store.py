@@ -2,14 +2,13 @@
 
     MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop,vectors}
 
-There is an item for each component of the run. Each can be restored by itself:
-the index builder reads `retriever` and, if the run keeps a rolling index,
-`vectors`. A step's directory appears by one
-rename (or, on an object store, by a commit file), so a trainer that is killed
-leaves no partial checkpoint.
+There is an item for each component of the run. Items are restored separately:
+the index builder reads only `retriever` and, if the run keeps a rolling index,
+`vectors`. A step's directory appears by one rename (or, on an object store, by
+a commit file), so a killed trainer leaves no partial checkpoint.
 
-Checkpoints are written in the background. A save that has failed is reported
-before the next step, so that the trainer can save again, or end.
+Checkpoints are written in the background. A failed save is reported before the
+next step, so that the trainer can save again, or end.
 """
 
 import contextlib
@@ -36,49 +35,48 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import is_remote, read_text
 
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
-# The item `loop`, a flat dictionary, as it is saved and restored.
+# The item `loop`, a flat dictionary.
 LoopItem = dict[str, Any]
 FOLDER = "checkpoints"
-# Names in the item `loop` of the digests of the corpus's vocabulary and of that
-# of the view that the reader reads.
+# Keys in the item `loop` for digests of two vocabularies: the corpus's, and the
+# one of the reader's view.
 VOCABULARY, READER_VOCABULARY = "vocabulary", "reader_vocabulary"
-# Name of the best checkpoint in place of its step, and the file that says which
-# one it is.
+# Name that stands for the step of the best checkpoint, which best.json records.
 BEST = "best"
 _BEST_FILE = "best.json"
-# The items beside those of the components.
+# Items that are not components.
 _OTHER_ITEMS = {"optimizer", "loop", "vectors"}
 _NO_SNAPSHOT = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
-# Characters of an error that are shown.
+# Number of characters of an error to show.
 _MAX_REASON = 150
 
 
 class CheckpointError(RealmError):
-  """A checkpoint that does not exist or does not fit."""
+  """A checkpoint does not exist, or does not fit."""
 
 
 class CheckpointNotWrittenError(CheckpointError):
-  """A checkpoint that could not be written."""
+  """A checkpoint could not be written."""
 
   exit_code = ExitCode.STORE_OUTAGE
 
 
 class UnreadableCheckpointError(CheckpointError):
-  """A checkpoint that is damaged or partly removed."""
+  """A checkpoint is damaged or partly removed."""
 
 
 class CheckpointStore:
-  """The checkpoints of one MODEL_DIR, also while a trainer adds to them.
+  """Reads and writes the checkpoints of one MODEL_DIR.
 
-  The processes of a trainer write together, all at the same time. The latest
-  `keep` checkpoints stay, step 0, from which the first snapshot is built, and
-  the best one.
+  Other processes may read while a trainer writes. The processes of a trainer
+  write each checkpoint together. Kept are the latest `keep` checkpoints, the
+  best one, and step 0, from which the first snapshot is built.
 
   Attributes:
     directory: Folder of the checkpoints.
-    failures: Number of saves that have failed since one was committed.
+    failures: Number of failed saves since the last commit.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
@@ -87,15 +85,16 @@ class CheckpointStore:
     self.directory = directory if is_remote(model_dir) else directory.absolute()
     self._keep = keep
     self._manager: ocp.CheckpointManager | None = None
-    # Writes all checkpoints: to each thread, orbax raises an error of its own.
+    # A single thread writes, because orbax reports errors per thread.
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
     self._saving: Future[None] | None = None
     self.failures = 0
 
   def steps(self) -> list[int]:
-    """Returns the committed steps, in order; none without a directory."""
+    """Returns the committed steps, in order; empty without a directory."""
     for _ in range(_MAX_LISTINGS):
-      # The trainer may be removing one; a folder without objects is none.
+      # The trainer may be removing a step; in a bucket, a folder without
+      # objects does not exist.
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(ocp.utils.checkpoint_steps(self.directory))
       time.sleep(_SECONDS_BETWEEN_LISTINGS)
@@ -105,7 +104,7 @@ class CheckpointStore:
     """Returns the last committed step.
 
     Raises:
-      CheckpointError: There is none.
+      CheckpointError: There is no checkpoint.
     """
     steps = self.steps()
     if not steps:
@@ -120,7 +119,7 @@ class CheckpointStore:
 
     Raises:
       CheckpointError: There is no such step.
-      OSError: It is being removed.
+      OSError: The step is being removed.
     """
     if step not in (steps := self.steps()):
       raise CheckpointError(
@@ -128,7 +127,7 @@ class CheckpointStore:
         f"{steps or 'none'}"
       )
     names = (path.name for path in self._folder(step).iterdir())
-    # The others are files of orbax.
+    # Other names are files of orbax.
     return frozenset(
       name for name in names if name[0] != "_" and "." not in name
     )
@@ -144,9 +143,10 @@ class CheckpointStore:
     items: Sequence[str],
     like: Mapping[str, PyTree[_Leaf]] | None = None,
   ) -> dict[str, PyTree]:
-    """Restores named items, as numpy arrays or like the arrays of `like`.
+    """Restores named items as NumPy arrays, or as sharded arrays.
 
-    An item must fit its tree of `like`: abstract arrays, with shardings.
+    `like` maps an item to a tree of abstract arrays with shardings, which the
+    item must fit.
 
     Raises:
       CheckpointError: There is no such step or item, a shape differs, or a
@@ -184,12 +184,12 @@ class CheckpointStore:
       return handler.restore(folder, args=args)
 
   def stored(self, step: int, item: str) -> PyTree:
-    """Returns shapes and types of what an item has."""
+    """Returns the shapes and types of an item's arrays."""
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
       return handler.metadata(self._folder(step) / item).tree
 
   def loop_item(self, step: int) -> LoopItem:
-    """Returns the item `loop` as numpy arrays; empty where there is none.
+    """Returns the item `loop` as NumPy arrays, empty if there is none.
 
     Raises:
       CheckpointError: There is no such step, or it cannot be read.
@@ -201,16 +201,15 @@ class CheckpointStore:
   def require_vocabulary(
     self, step: int, sha256: str, *, name: str = VOCABULARY
   ) -> None:
-    """Raises `CheckpointError` if a step was trained with another vocabulary.
+    """Raises a `CheckpointError` if a step was trained with another vocabulary.
 
-    Another one of the same size has the same shapes. A checkpoint that no
+    Shapes do not tell vocabularies of the same size apart. A checkpoint that no
     trainer wrote may have no digest, and is accepted.
 
     Args:
       step: Step of the checkpoint.
-      sha256: Digest of the corpus's vocabulary, or of the view that the reader
-        reads.
-      name: Which of the two it is, `VOCABULARY` or `READER_VOCABULARY`.
+      sha256: Digest of the vocabulary of the corpus or of the reader's view.
+      name: `VOCABULARY` or `READER_VOCABULARY`, respectively.
     """
     own = self.loop_item(step).get(name)
     if own is not None and not np.array_equal(own, digest_bytes(sha256)):
@@ -233,7 +232,7 @@ class CheckpointStore:
   # --- Writing ----------------------------------------------------------------
 
   def _open(self) -> ocp.CheckpointManager:
-    """Returns what writes checkpoints, and removes old ones."""
+    """Returns orbax's manager, which writes and removes checkpoints."""
     if self._manager is None:
       kept = [
         checkpoint_managers.LatestN(self._keep),
@@ -242,8 +241,8 @@ class CheckpointStore:
       ]
       options = ocp.CheckpointManagerOptions(
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
-        # Where directories are made in the background and that fails, threads
-        # wait for them for minutes, and the process with them.
+        # If creating a directory in the background fails, orbax's threads wait
+        # for it for minutes, and so does the process.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
       )
       self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -255,7 +254,7 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
-    The save before is waited for. If it failed, this one takes its place.
+    Waits for the save before; if that failed, this save replaces it.
     """
     with contextlib.suppress(CheckpointNotWrittenError):
       self.wait()
@@ -264,10 +263,10 @@ class CheckpointStore:
     copied.wait()
 
   def check(self) -> None:
-    """Looks, without waiting, whether the last save has failed.
+    """Checks, without waiting, whether the last save has failed.
 
     Raises:
-      CheckpointNotWrittenError: It could not be written.
+      CheckpointNotWrittenError: The checkpoint could not be written.
     """
     if self._saving is not None and self._saving.done():
       self._saving.result()
@@ -278,14 +277,14 @@ class CheckpointStore:
       self._saving.result()
 
   def close(self) -> None:
-    """Waits for a save that is being written, and ends the threads."""
+    """Waits for a save in progress, and ends the threads."""
     try:
       self.wait()
     except CheckpointNotWrittenError as error:
       logging.error("%s", error)
     if self._manager is not None:
-      # An interpreter that shuts down takes no more work, and must not bury the
-      # error with which it ends.
+      # While the interpreter shuts down, orbax cannot submit work. Its error
+      # must not hide the one that ends the process.
       with contextlib.suppress(RuntimeError):
         self._thread.submit(self._manager.close).result()
       self._manager = None
@@ -304,11 +303,11 @@ class CheckpointStore:
         copied.set()
       manager.wait_until_finished()
       self.failures = 0
-    # Orbax, TensorStore and the clients of object stores have no common error.
+    # Orbax, TensorStore and object store clients have no common base error.
     except Exception as error:
       self.failures += 1
-      # An object store has no temporary folders: there a folder without a
-      # commit file is no checkpoint, and the next try replaces it.
+      # On an object store there are no temporary folders: a folder without a
+      # commit file does not count, and the next attempt replaces it.
       if not is_remote(self.directory) and jax.process_index() == 0:
         for partial in Path(self.directory).glob(f"{step}.*"):
           shutil.rmtree(partial, ignore_errors=True)
@@ -326,7 +325,7 @@ class BestCheckpoint:
   Attributes:
     metric: Metric by which checkpoints are compared.
     step: Step of the best checkpoint; None until one has been evaluated.
-    value: Its metric.
+    value: Metric of the best checkpoint.
     evaluating: Step of the checkpoint that is being evaluated.
   """
 
@@ -343,7 +342,7 @@ class BestCheckpoint:
 
 
 def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
-  """Returns the best checkpoint of a run; None if none was ever named.
+  """Returns the best checkpoint of a run; None if there is no best.json.
 
   Raises:
     CheckpointError: The file is damaged.
@@ -365,14 +364,15 @@ def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
 
 
 def write_best(model_dir: epath.PathLike, best: BestCheckpoint) -> None:
-  """Replaces the file."""
+  """Writes best.json, replacing it atomically."""
   write_json(epath.Path(model_dir) / _BEST_FILE, dataclasses.asdict(best))
 
 
 class _Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the checkpoints that the run's `best.json` names at each save.
+  """Keeps the checkpoints in the run's `best.json`, as of each save.
 
-  Orbax's own policy wants the metrics already when a checkpoint is saved.
+  Orbax's own policy needs the metrics when a checkpoint is saved, before it is
+  evaluated.
   """
 
   def __init__(self, model_dir: epath.Path):
@@ -384,7 +384,7 @@ class _Best(checkpoint_managers.PreservationPolicy):
     *,
     context: checkpoint_managers.PreservationContext,
   ) -> list[bool]:
-    """Returns whether each checkpoint is kept: all if the file is damaged."""
+    """Returns whether to keep each checkpoint; all if the file is damaged."""
     del context
     try:
       named = read_best(self._model_dir)
@@ -396,18 +396,18 @@ class _Best(checkpoint_managers.PreservationPolicy):
 
 
 def _reason(error: Exception) -> str:
-  """Returns the cause of an error of orbax's, in a few words."""
-  # TensorStore's end with the cause, and then with what belongs to it.
+  """Returns the cause of an orbax error, in a few words."""
+  # TensorStore's errors end with the cause, followed by details in brackets.
   text = " ".join(str(error).split()).partition(" [")[0] or type(error).__name__
   return text if len(text) <= _MAX_REASON else f"…{text[-_MAX_REASON:]}"
 
 
 def loop_record(snapshots: Sequence[int], **digests: str) -> LoopItem:
-  """Returns what the item `loop` says to others than the trainer.
+  """Returns the part of the item `loop` that other processes read.
 
-  These are the snapshots of the next steps, the one in use first, and SHA-256
-  in hexadecimal: of the `vocabulary` and, where there is an item `vectors`, of
-  the corpus version that these are of (`vectors_corpus`).
+  It has the snapshots of the next steps, the one in use first, and hexadecimal
+  SHA-256 digests: of the `vocabulary` and, if there is an item `vectors`, of
+  the corpus version of these vectors (`vectors_corpus`).
   """
   record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}
   # An array without elements cannot be saved.
@@ -429,10 +429,10 @@ def digest_bytes(sha256: str) -> UInt8[np.ndarray, "32"]:
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   """Opens a MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP.
 
-  STEP is a number, or `best` for the checkpoint that an evaluation has named.
+  STEP is a number, or `best` for the best checkpoint of an evaluation.
 
   Raises:
-    CheckpointError: The path is neither.
+    CheckpointError: The path is neither of these.
   """
   path = epath.Path(path)
   if path.parent.name == FOLDER:

@@ -1,10 +1,10 @@
-"""A configuration as data, and the objects that are made of it.
+"""A configuration as data, and the objects that are built from it.
 
-`NUM_STEPS = 10` sets `num_steps` of whichever class or function of the
-configuration has such a parameter, unless `TrainConfig.num_steps` is bound
-itself. So a setting is declared once, where it has its type, its default and
-its documentation. A parameter whose type is a dataclass of settings, such as
-`TrainConfig.data`, is made of such names, too.
+`NUM_STEPS = 10` sets the parameter `num_steps` of every class or function of
+the configuration, unless `TrainConfig.num_steps` is bound itself. So a setting
+is declared once, with its type, default and documentation. A parameter whose
+type is a dataclass of settings, such as `TrainConfig.data`, is built from such
+names as well.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ Target = Callable[..., Any]
 
 
 class ConfigurationError(RealmError):
-  """A configuration that is wrong, or a run that has none."""
+  """A configuration is wrong, or a run has none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-  """`%NAME`: the value that a name is bound to."""
+  """`%NAME`: the value of a name."""
 
   name: str
 
@@ -43,10 +43,10 @@ REQUIRED = Name("gin.REQUIRED")
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/Class()`, the object, or `@scope/function`, not called.
+  """A reference: `@scope/Class()`, an object, or `@scope/function`, uncalled.
 
   Attributes:
-    kept: Values of a run's object, which take the place of the defaults.
+    kept: Values of a run's saved object, which replace the defaults.
   """
 
   target: Target
@@ -65,10 +65,10 @@ class Parameter(NamedTuple):
   Attributes:
     target: Class or function.
     name: Name of the parameter.
-    annotation: Its type.
-    default: Its default, or `UNBOUND`.
-    value: What it is made of, or `UNBOUND` where the default holds.
-    key: Name that sets it; None if no name does.
+    annotation: Type of the parameter.
+    default: Default of the parameter, or `UNBOUND`.
+    value: Bound value or reference, or `UNBOUND` for the default.
+    key: Name that sets the parameter; None if no name does.
   """
 
   target: Target
@@ -80,12 +80,12 @@ class Parameter(NamedTuple):
 
   @property
   def where(self) -> str:
-    """Name for people."""
+    """Name of the parameter in messages."""
     return f"{self.target.__name__}.{self.name}"
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-  """Returns a value with changed items of lists and dictionaries."""
+  """Applies a function to a value, or to items of lists and dictionaries."""
   if isinstance(value, dict):
     return dict(rebuilt([*value.items()], change))
   if isinstance(value, (list, tuple)):
@@ -100,9 +100,9 @@ class Bindings:
 
   Attributes:
     names: Values by name.
-    parameters: Values by parameter, by scope and class or function.
-    modules: Modules that the user has named, in flags or gin files.
-    root: What is built, with what a run has kept of it.
+    parameters: Values by scope and class or function, then by parameter.
+    modules: Modules that the user listed in flags or gin files.
+    root: Class or function to build, with the run's saved values.
   """
 
   def __init__(self, modules: Iterable[str] = ()) -> None:
@@ -112,7 +112,7 @@ class Bindings:
     self.root = Reference(object)
 
   def bind(self, scope: str, target: Target, name: str, value: Any) -> None:
-    """Binds a parameter; raises `ConfigurationError` if there is none."""
+    """Binds a parameter; raises a `ConfigurationError` if it does not exist."""
     known = inspect.signature(target).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in known.values())
     if name not in known and not takes_all:
@@ -155,7 +155,7 @@ class Bindings:
   def resolved(
     self, value: Any, make: Callable[[Reference], Any], scope: str = ""
   ) -> Any:
-    """Returns a value without names, and with what is made of references."""
+    """Replaces names by their values, and references by `make(reference)`."""
 
     def of(leaf: Any) -> Any:
       if isinstance(leaf, Name):
@@ -168,7 +168,7 @@ class Bindings:
     return rebuilt(value, of)
 
   def parameters_of(self, one: Reference) -> Iterator[Parameter]:
-    """Yields what is bound in a scope or outside of all, and all settings."""
+    """Yields parameters bound in a scope or globally, and all settings."""
     bound, inner = {}, ""
     for part in ["", *filter(None, one.scope.split("/"))]:
       inner = f"{inner}/{part}".strip("/")
@@ -194,7 +194,7 @@ class Bindings:
       yield Parameter(one.target, name, annotation, default, value, key)
 
   def all_parameters(self) -> list[Parameter]:
-    """Returns those of all that is bound or referred to, and so on."""
+    """Returns the parameters of the root and of all objects it refers to."""
     seen: list[Reference] = []
     found: list[Parameter] = []
 
@@ -212,7 +212,7 @@ class Bindings:
     return found
 
   def used_names(self) -> dict[str, bool]:
-    """Returns the names that are used, and whether each must be bound."""
+    """Returns the names in use, and whether each must be bound."""
     used: dict[str, bool] = {}
     for one in self.all_parameters():
       if one.key:
@@ -250,8 +250,8 @@ def is_module(target: Target) -> bool:
 def _defaults(target: Target) -> dict[str, Any]:
   """Returns the defaults of the parameters that are settings by name.
 
-  Those of flax's modules are the model's, which its gin file binds, and those
-  of other libraries, such as t5x, have meanings of their own.
+  Parameters of Flax modules are excluded, because the model's gin file binds
+  them, and so are those of other libraries, such as t5x.
   """
   places = [one.__module__ for one in _with_bases(target)]
   is_ours = any(place.startswith(_PACKAGES) for place in places)
@@ -265,7 +265,7 @@ def _defaults(target: Target) -> dict[str, Any]:
 
 
 def meaning(target: Target, name: str) -> str:
-  """Returns the first sentence that a docstring has about a parameter."""
+  """Returns the first sentence about a parameter in a docstring."""
   described = re.compile(
     rf"^  (?:\w+, )*{name}(?:, \w+)*: "
     r"(.*?)(?=\n  \w|\n\S|\n\n|\Z)",
@@ -278,5 +278,5 @@ def meaning(target: Target, name: str) -> str:
 
 
 def _with_bases(target: Target) -> tuple[Any, ...]:
-  """Returns a function, or a class and those that it extends."""
+  """Returns a function, or a class and its base classes."""
   return inspect.getmro(target) if inspect.isclass(target) else (target,)

@@ -1,12 +1,12 @@
-"""Flags, processes and exit codes that the commands share.
+"""Flags, processes and exit codes of the commands.
 
-A command imports at its top only what its flags need. Its `main` imports what
-it runs, and the seconds that jax and seqio take with it, once `configured` has
-found the run.
+At the top, a command imports only what its flags need. Its `main` imports the
+rest, which takes seconds for jax and seqio, once `configured` has found the
+run.
 
-Commands that own devices may run as several processes. On TPU slices, and
-wherever else jax detects a cluster, every host starts the command as it is.
-Elsewhere flags say where the processes meet:
+Commands that use devices may run as several processes. On TPU slices, and on
+other clusters that jax detects, start the same command on every host. Elsewhere
+flags give the address of the coordinator:
 
     python -m realm_jax.train … --coordinator_address=HOST:PORT \\
       --num_processes=2 --process_id=0
@@ -61,15 +61,15 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
   True,
   "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
-# Libraries that not every command needs, and the extras that install them.
+# Optional libraries, and the extras that install them.
 _EXTRAS = {
   **dict.fromkeys(("seqio", "tensorboard", "tensorflow"), "train"),
   **dict.fromkeys(("tensorflow_datasets", "tensorflow_text"), "train"),
   **dict.fromkeys(("starlette", "uvicorn"), "serve"),
   **dict.fromkeys(("xmanager", "yaml"), "launch"),
 }
-# What functions below define belongs to the command that calls them, whose
-# --help shows it.
+# Flags that functions below define belong to the calling command, whose --help
+# lists them.
 flags.disclaim_key_flags()
 
 # Flags of the parameters of `processes.initialize`.
@@ -77,7 +77,7 @@ _OF_PROCESSES = (
   *("coordinator_address", "num_processes", "process_id"),
   *("heartbeat_timeout_seconds", "initialization_timeout_seconds"),
 )
-# Flags of parameters of a type; another type's are strings.
+# Kinds of flags for types of parameters; other types have string flags.
 _OF_TYPES = {
   bool: flags.DEFINE_bool,
   float: flags.DEFINE_float,
@@ -88,7 +88,7 @@ _OF_TYPES = {
 def define_run_flags() -> None:
   """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
-  In a process that imports several commands they are defined once.
+  If a process imports several commands, they are defined only once.
   """
   if "gin_help" in flags.FLAGS:
     return
@@ -111,9 +111,9 @@ def define_run_flags() -> None:
 
 
 def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
-  """Defines a flag for each named parameter of a function or dataclass.
+  """Defines flags for parameters of a function or dataclass.
 
-  Its type is that of the parameter, and its help what the docstring says.
+  A flag has the type of its parameter, and its help is from the docstring.
   """
   signature = inspect.signature(function).parameters
   for name in parameters:
@@ -121,7 +121,7 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
     annotation = settings.parameter_types(function)[name]
     kinds = [*settings.alternatives(annotation)]
     if default == ():
-      # Its items may have commas.
+      # Items may have commas.
       flags.DEFINE_multi_string(name, [], text)
     elif Sequence in map(typing.get_origin, kinds):
       flags.DEFINE_list(name, None, text)
@@ -133,7 +133,7 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
 
 
 def given_flags(*parameters: str) -> dict[str, Any]:
-  """Returns the values of those of these flags that the command line gives."""
+  """Returns the values of these flags, if they are on the command line."""
   found = {name: flags.FLAGS[name] for name in parameters}
   return {name: flag.value for name, flag in found.items() if flag.present}
 
@@ -151,17 +151,17 @@ def configured(
   waits: bool = False,
   **arguments: Any,
 ) -> Callable[[], Any]:
-  """Returns a function or class with its arguments, by the command line.
+  """Configures a function or class from the command line, ready to be called.
 
-  With --gin_help it shows the names that may be set instead, and ends.
+  With --gin_help it prints the names that may be set, and exits.
 
   Args:
-    function: What is called, or its place, as `parsed` takes it.
-    recipe, waits: As `parsed` takes them.
+    function, recipe, waits: As in `parsed`.
     **arguments: Arguments that the command line does not configure.
 
   Raises:
-    ConfigurationError: There are neither a run nor gin files; or as `parsed`.
+    ConfigurationError: There are neither a run nor gin files; or as in
+      `parsed`.
   """
   model_dir = corpus_dir = shows_names = None
   # Another command may have flags of these names.
@@ -201,20 +201,20 @@ def run(
 ) -> NoReturn:
   """Runs a command's `main(argv)` and ends with its exit code.
 
-  A user's error is a line. Any other error is a bug, and keeps its traceback.
-  Several processes `on_devices` end together, each with the code of the first
-  that fails.
+  A user's error is printed in one line. Any other error is a bug, and keeps its
+  traceback. Several processes `on_devices` end together, each with the code of
+  the first that fails.
 
   Args:
-    main: What the command does.
-    takes_texts: Whether arguments may be no flags.
-    on_devices: Whether several processes may run it, on all their devices. It
-      has the flags of a run then.
-    is_supervised: Whether it has `--max_restarts`, which its supervisor has
-      read already.
+    main: Function that runs the command.
+    takes_texts: Whether there may be arguments that are not flags.
+    on_devices: Whether several processes may run the command, on all their
+      devices. It then has the flags of a run.
+    is_supervised: Whether the command has `--max_restarts`, which its
+      supervisor has already read.
   """
   if on_devices:
-    # It imports jax, which other commands do without.
+    # Imports jax, which other commands do not need.
     from realm_jax.partitioning import processes
 
     define_run_flags()
@@ -247,7 +247,7 @@ def run(
     finally:
       sys.stdout.flush()
   except SystemExit as ended:
-    # As absl ends: with what `main` has returned.
+    # absl exits with the value that `main` returned.
     code = ended.code or 0
   except BaseException as error:
     code = exit_code(error)
@@ -256,7 +256,7 @@ def run(
 
     processes.leave(code)
   if code == 128 + signal.SIGINT:
-    # What else Python does at its end takes seconds, and has no effect.
+    # Python's other cleanup takes seconds, and has no effect.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)
@@ -264,7 +264,7 @@ def run(
 
 
 def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
-  """Parses flags; returns the arguments that are none."""
+  """Parses flags; returns the other arguments."""
   for argument in arguments:
     require_unicode(argument, f"the argument {argument!r}")
   try:
@@ -272,7 +272,7 @@ def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
   except flags.Error as error:
     raise ConfigurationError(" ".join(str(error).split())) from error
   except SystemExit:
-    # absl ends with 1 once it has shown the help that was asked for.
+    # absl would exit with 1 after printing the help.
     sys.exit(0)
   if texts[1:] and not takes_texts:
     raise ConfigurationError(
@@ -285,8 +285,8 @@ def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
 def exit_code(error: BaseException) -> int:
   """Prints an error, and returns the exit code of this program.
 
-  An error that a user can act on is a line. Any other is a bug, and keeps its
-  traceback. Ctrl-C, and the end of whoever reads what is printed, are neither.
+  An error that a user can act on is printed in one line. Any other is a bug,
+  and keeps its traceback. Ctrl-C and a closed pipe print nothing.
   """
   if isinstance(error, KeyboardInterrupt):
     _say("interrupted")
@@ -302,7 +302,7 @@ def exit_code(error: BaseException) -> int:
   )
   is_of_user = isinstance(explained, RealmError)
   if isinstance(explained, OSError):
-    # fsspec's clients give the path as the only argument.
+    # fsspec's clients raise it with only the path as argument.
     is_missing = isinstance(explained, FileNotFoundError)
     is_of_user = is_missing or explained.filename is not None
   if not is_of_user or (flags.FLAGS.is_parsed() and _DEBUG_ERRORS.value):
@@ -317,15 +317,15 @@ def exit_code(error: BaseException) -> int:
 
 
 def _say(text: str) -> None:
-  """Prints a line about an error, if there is a stream that takes it."""
+  """Prints a line about an error, if standard error is open."""
   with contextlib.suppress(OSError):
     print(text, file=sys.stderr, flush=True)
 
 
 def _without_device(error: BaseException) -> RealmError | None:
-  """Returns what to do where jax has found no device that it is told to use.
+  """Explains an error of jax about a missing device, with advice.
 
-  The errors have no type of their own; one is an assertion without a word.
+  These errors have no type of their own; one is an assertion without a message.
   """
   places = traceback.extract_tb(error.__traceback__)
   if not places or Path(places[-1].filename).name != "xla_bridge.py":
@@ -340,14 +340,14 @@ def _without_device(error: BaseException) -> RealmError | None:
 
 
 def _without_output(error: BaseException) -> RealmError | None:
-  """Returns what to do where the standard output takes nothing more.
+  """Explains a failure to write to the standard output, with advice.
 
-  What is still to be printed is dropped then.
+  Drops the buffered output.
   """
   if not (isinstance(error, OSError) and error.errno in NO_SPACE):
     return None
   try:
-    # Of the errors of a disk, those of a stream alone name no file.
+    # Disk errors of streams, unlike others, have no file name.
     if error.filename is None:
       os.write(sys.stdout.fileno(), b"\n")
     return None
@@ -360,8 +360,8 @@ def _without_output(error: BaseException) -> RealmError | None:
 
 
 def _without_extra(error: BaseException) -> RealmError | None:
-  """Returns which extra to install where a library of one is missing."""
-  # What gin raises where it imports has the text alone.
+  """Explains a missing library of an extra, with advice."""
+  # Errors of gin's imports keep only the text.
   found = re.search(r"No module named '(\w+)", str(error))
   if found is None or found[1] not in _EXTRAS:
     return None
@@ -372,9 +372,9 @@ def _without_extra(error: BaseException) -> RealmError | None:
 
 
 def _nobody_reads() -> bool:
-  """Returns whether the reader of the standard output has gone, as `head` does.
+  """Returns whether the reader of the standard output, such as `head`, is gone.
 
-  What is still to be printed is dropped then.
+  If so, drops the buffered output.
   """
   poll = select.poll()
   poll.register(sys.stdout, select.POLLOUT)

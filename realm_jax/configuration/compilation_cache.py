@@ -1,7 +1,7 @@
-"""Compiled programs that jax keeps on disk, for the next start of a command.
+"""Enables jax's cache of compiled programs on disk.
 
-The settings are environment variables, so that they hold for the processes that
-a command starts, and so that what a user has set holds instead.
+The settings are environment variables, so that child processes inherit them,
+and variables that the user has set take precedence.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from realm_jax.storage.staging import cache_directory
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _SETTINGS = {
-  # Room for a dozen models; those go that were not used for longest.
+  # Room for a dozen models; the least recently used programs are removed.
   "JAX_COMPILATION_CACHE_MAX_SIZE": 1 << 31,
   # Most programs of a small model are compiled within jax's default of a
   # second, and together take longer than its steps.
@@ -25,10 +25,10 @@ _SETTINGS = {
 
 
 def enable() -> None:
-  """Has jax keep the programs that this process and its children compile.
+  """Makes jax cache the programs that this process and its children compile.
 
-  Does nothing where environment variables of jax turn the cache off or name a
-  folder for it. A cache that cannot be used is left unused without a word.
+  Does nothing if environment variables of jax disable the cache or set its
+  folder. An unusable cache is silently ignored.
   """
   warnings.filterwarnings(
     "ignore", "Error (reading|writing) persistent compilation cache"
@@ -36,28 +36,28 @@ def enable() -> None:
   is_enabled = os.environ.get("JAX_ENABLE_COMPILATION_CACHE", "true").lower()
   if is_enabled in ("false", "0") or os.environ.get(_FOLDER):
     return
-  # A user may have no home, or one on a full disk.
+  # A user may have no home directory, or one on a full disk.
   with contextlib.suppress(RuntimeError, OSError):
     folder = cache_directory() / "compilations" / _kind_of_cpu()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for program in folder.glob("*-cache"):
-      # jax writes this file after the program, unless it is killed. Then it
-      # neither replaces the program nor removes any to make room.
+      # jax writes this file after the program. If it is killed in between, the
+      # program is never replaced or removed, so remove it here.
       if not Path(f"{str(program).removesuffix('-cache')}-atime").exists():
         program.unlink(missing_ok=True)
     for variable, value in {_FOLDER: str(folder), **_SETTINGS}.items():
       if variable not in os.environ:
         os.environ[variable] = str(value)
-        # jax has read the environment when it was imported.
+        # jax reads the environment only when it is imported.
         if jax := sys.modules.get("jax"):
           jax.config.update(variable.lower(), value)
 
 
 def _kind_of_cpu() -> str:
-  """Returns a name for the CPU's instructions and the number of its cores.
+  """Returns a name for the CPU's instruction set and number of cores.
 
-  XLA compiles for the instructions of the CPU that it runs on, and divides
-  work by the cores that it may use; jax looks up programs by neither.
+  XLA compiles for the instructions and cores of the CPU, but jax's cache keys
+  include neither.
   """
   described = {platform.machine(), str(os.cpu_count())}
   if hasattr(os, "sched_getaffinity"):

@@ -1,4 +1,4 @@
-"""MODEL_DIR/config.json: the configuration that a run keeps, as data.
+"""MODEL_DIR/config.json: the saved configuration of a run, as data.
 
     {"version": 2,
      "asked": "masked sentence", "evaluation": "gin/runs/eval_masked.gin",
@@ -8,14 +8,14 @@
        "stage": {"kind": "pretraining", "fields": {"num_candidates": 8, …}},
        "retriever": {"kind": "bert_retriever", "fields": {…}}, …}}}
 
-The tree is the one of the `TrainConfig`. `train` takes it in place of the
-defaults; other commands take what is shared, the fields with the mark
-`settings.OfRun`, and need no class of the others.
+The tree mirrors the `TrainConfig`. `train` uses its values as defaults. Other
+commands read only the shared fields, marked with `settings.OfRun`, and do not
+need the classes of other fields.
 
-A MODEL_DIR may be a stranger's. A kind is looked up here and nowhere else: it
-is a name below, an entry point of the group `realm_jax.kinds` of an installed
-package, or `MODULE:CLASS`, a dataclass of a module that the user has named. So
-nothing in this file can have anything else imported or called.
+A MODEL_DIR may come from an untrusted source. So a kind is only looked up here:
+it is a name below, an entry point of the group `realm_jax.kinds` of an
+installed package, or `MODULE:CLASS`, a dataclass of a module that the user
+listed. The file cannot make the program import or call anything else.
 """
 
 import dataclasses
@@ -91,20 +91,20 @@ _OWN_TASKS = "realm_jax.tasks"
 
 
 class NotImported(str):
-  """Name of a module that a MODEL_DIR mentions, and that is not imported."""
+  """Name of a module in a MODEL_DIR's configuration, which is not imported."""
 
   __slots__ = ()
 
 
 @functools.cache
 def _known() -> dict[str, str]:
-  """Returns the place of each kind, `MODULE:CLASS`; ours are never replaced."""
+  """Returns the `MODULE:CLASS` of each kind; packages cannot replace ours."""
   installed = importlib.metadata.entry_points(group="realm_jax.kinds")
   return {entry.name: entry.value for entry in installed} | _OWN
 
 
 def _dataclass_of(module: str, name: str) -> type | None:
-  """Returns the dataclass of this name that an imported module defines."""
+  """Returns the dataclass with this name in an imported module."""
   found: Any = getattr(sys.modules[module], name, None)
   is_own = isinstance(found, type) and found.__module__ == module
   return found if is_own and dataclasses.is_dataclass(found) else None
@@ -123,7 +123,7 @@ def _kind_of(cls: type) -> str:
 
 
 def _class_of(kind: str, modules: Collection[str]) -> type:
-  """Returns the class of a kind; imports no module but those named above."""
+  """Returns the class of a kind; imports only known or allowed modules."""
   if kind in _known():
     return pkgutil.resolve_name(_known()[kind])
   module, separator, name = kind.partition(":")
@@ -137,7 +137,7 @@ def _class_of(kind: str, modules: Collection[str]) -> type:
 
 
 def _encoded(value: Any) -> Any:
-  """Returns JSON values for what `json` does not know."""
+  """Returns JSON values for objects that `json` cannot encode."""
   match value:
     case numbers.Integral():
       return int(value)
@@ -150,7 +150,7 @@ def _encoded(value: Any) -> Any:
     case Reference(target=type() as cls):
       return {"kind": _kind_of(cls), "fields": value.kept}
     case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-      # What flax adds to its modules; and a run is where it is.
+      # Flax adds fields to modules. MODEL_DIR may be moved, so it is not saved.
       left_out = {"parent", "name"} if is_module(type(value)) else {"model_dir"}
       names = [field.name for field in dataclasses.fields(value) if field.init]
       fields = {n: getattr(value, n) for n in names if n not in left_out}
@@ -162,9 +162,9 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any, modules: Collection[str]) -> Any:
-  """Returns what `Bindings` take: an object is a reference with its values."""
+  """Returns values for `Bindings`; an object is a reference with its values."""
   if isinstance(value, list):
-    # A module's fields are hashed.
+    # A tuple, because a module's fields are hashed.
     return tuple(_decoded(item, modules) for item in value)
   if not isinstance(value, dict):
     return value
@@ -186,7 +186,7 @@ def _decoded(value: Any, modules: Collection[str]) -> Any:
 
 
 def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
-  """Returns a value; of task modules, those that nobody trusts are marked."""
+  """Returns a value; task modules that the user did not list are marked."""
   if name.lower() != "task_modules" or not isinstance(value, tuple):
     return value
   trusted = (_OWN_TASKS, *modules)
@@ -194,7 +194,7 @@ def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
 
 
 def _shared(tree: Any) -> Iterator[tuple[str, Any]]:
-  """Yields the names and values that other commands take from JSON values."""
+  """Yields the names and values in JSON values that other commands read."""
   if isinstance(tree, dict) and tree.keys() == {"kind", "fields"}:
     types = settings.parameter_types(_class_of(tree["kind"], sys.modules))
     for field, value in tree["fields"].items():
@@ -206,8 +206,8 @@ def _shared(tree: Any) -> Iterator[tuple[str, Any]]:
 def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
   """Returns all names that the classes of a configuration may share.
 
-  A stranger's file may have others, such as that of a folder to write to. Of
-  installed packages only the kinds that the file has are imported.
+  An untrusted file may have other names, such as a folder to write to. Of
+  installed packages, only the kinds in the file are imported.
   """
   text = json.dumps(config)
   kinds = {one for one in _known() if one in _OWN or json.dumps(one) in text}
@@ -224,7 +224,7 @@ def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
 
 
 def run_directory(model_dir: epath.PathLike) -> epath.Path:
-  """Returns the directory of a run, which may be named by a checkpoint."""
+  """Returns the directory of a run, from its path or a checkpoint's."""
   folder = epath.Path(model_dir)
   is_checkpoint = folder.parent.name == "checkpoints"
   return folder.parent.parent if is_checkpoint else folder
@@ -232,13 +232,13 @@ def run_directory(model_dir: epath.PathLike) -> epath.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-  """What a run keeps of its configuration.
+  """The saved configuration of a run.
 
   Attributes:
-    asked: What the reader has learnt to answer; None for all.
+    asked: Kind of text that the reader learned to answer; None for all.
     evaluation: Recipe that evaluates the stage; None if there is none.
-    shared: What other commands take, by name, as JSON values.
-    config: The configuration as JSON values, of which a file may have any.
+    shared: Settings that other commands read, by name, as JSON values.
+    config: Configuration as JSON values; a file may have any part of it.
   """
 
   asked: settings.Asked | None
@@ -251,10 +251,10 @@ class Kept:
 
   @classmethod
   def of(cls, config: Any) -> "Kept":
-    """Returns what is kept of a `TrainConfig`, or of a part of it.
+    """Returns the configuration to save for a `TrainConfig`, or a part of one.
 
     Raises:
-      ConfigurationError: It has an object that no MODEL_DIR can name.
+      ConfigurationError: There is an object that the file cannot store.
     """
     stage = getattr(config, "stage", None)
     asked = getattr(stage, "asked", None)
@@ -264,13 +264,13 @@ class Kept:
 
   @classmethod
   def find(cls, model_dir: epath.PathLike) -> "Kept | None":
-    """Returns what a MODEL_DIR keeps, or a run's checkpoint, or None."""
+    """Returns the configuration of a MODEL_DIR or its checkpoint, if any."""
     path = run_directory(model_dir) / FILE
     return cls.read(path) if path.exists() else None
 
   @classmethod
   def read(cls, path: epath.PathLike) -> "Kept":
-    """Reads a file of anybody's; raises `ConfigurationError` if it is none."""
+    """Reads an untrusted file; raises `ConfigurationError` if it is invalid."""
     with epath.Path(path).open("rb") as file:
       text = file.read(_MAX_BYTES + 1)
     try:
@@ -291,15 +291,15 @@ class Kept:
       ) from error
 
   def text(self) -> str:
-    """Returns what the file has."""
+    """Returns the contents of the file."""
     values = {"version": VERSION, **dataclasses.asdict(self)}
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
   def write(self, model_dir: epath.PathLike) -> None:
-    """Replaces the file of a run, and logs what differs from before.
+    """Replaces the file of a run, and logs the differences.
 
     Raises:
-      ConfigurationError: There is a file, and it is none of this version.
+      ConfigurationError: There is a file of another version.
       OSError: The disk is full, or the directory cannot be written to.
     """
     path, before = epath.Path(model_dir) / FILE, Kept.find(model_dir)
@@ -315,18 +315,18 @@ class Kept:
       file.write(self.text())
 
   def bind(self, bindings: Bindings, *, is_whole: bool = False) -> None:
-    """Binds what other commands take; if `is_whole`, all of it as defaults.
+    """Binds the shared settings or, if `is_whole`, all values as defaults.
 
     Raises:
-      ConfigurationError: There is a kind or a field that is unknown, and that
-        is in no module of the bindings.
+      ConfigurationError: A kind or a field is unknown, and in no module of the
+        bindings.
     """
     modules = bindings.modules
     known = _shared_names(self.config, modules)
     bindings.names |= {
       name: _task_modules(name, _decoded(value, modules), modules)
       for name, value in self.shared.items()
-      # What a user's own stage adds concerns no other command.
+      # Other commands do not need settings that a user's own stage adds.
       if name in known
     }
     if not is_whole:

@@ -1,13 +1,13 @@
-"""gin files and bindings: read as data, resolved and checked here.
+"""Reads gin files and bindings as data, resolves names, and checks values.
 
-gin's own parser splits a text into statements. What they bind is kept in a
-`Bindings`, and never in gin's global configuration.
+gin's own parser splits a text into statements. Their bindings go to a
+`Bindings`, and never to gin's global configuration.
 
-A command of a run reads, one after the other, so that the later ones override:
+A command for a run reads these in order, so that later ones override:
 
 1. its recipe in gin/runs, if it has one;
-2. what the run shares (`kept`), or all of it for a command that continues it;
-3. the gin files and bindings that are given to it.
+2. the run's shared settings (`kept`), or all settings to continue the run;
+3. the gin files and bindings of the command line.
 """
 
 import ast
@@ -41,23 +41,23 @@ from realm_jax.configuration.bindings import (
 from realm_jax.configuration.kept import FILE, Kept, run_directory
 from realm_jax.storage.paths import is_remote
 
-# What the files of gin/models bind.
+# Names that the files in gin/models bind.
 _MODEL = {"RETRIEVER", "READER"}
-# What a literal or a reference of gin's begins with, other than a number, True,
+# First characters of gin's literals and references, other than numbers, True,
 # False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
-# What reading raises for text that is no gin, and for names that are unknown.
+# Errors of reading for malformed text, and for unknown names.
 _GIN_ERRORS = (
   *(OSError, SyntaxError, tokenize.TokenError, ValueError),
   *(ImportError, AttributeError),
 )
-# What is read: paths of gin files or of a config.json, and open gin files.
+# Path of a gin file or of a config.json, or an open gin file.
 Source: TypeAlias = str | IO[str]
-# A file of gin/runs, "" for none, or those of which the run's stage chooses
-# one, unless a file that is given to the command binds EVALUATION.
+# A file of gin/runs; "" for none; or several, from which the run's stage
+# chooses one, unless a file of the command line binds EVALUATION.
 Recipe = str | Sequence[str]
-# The clone's root, so that `gin/runs/…` is found from any working directory,
-# and where the recipes are once the package is installed without a clone.
+# Root of the clone, so that `gin/runs/…` is found from any working directory;
+# and the folder of the recipes if the package is installed without a clone.
 _PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
 _INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
 _POLL_SECONDS, _REMINDER_SECONDS = 1.0, 30.0
@@ -80,7 +80,7 @@ class _Reader(config_parser.ParserDelegate):
     return Name(macro_name)
 
   def read(self, source: Source) -> None:
-    """Reads a file, or what a run shares, over what is bound."""
+    """Reads a file, or a run's shared settings, and overrides bindings."""
     if isinstance(source, str) and source.endswith(FILE):
       Kept.read(source).bind(self._bindings)
     elif isinstance(source, str):
@@ -102,10 +102,10 @@ class _Reader(config_parser.ParserDelegate):
           self._take(statement)
 
   def _take(self, statement: Any) -> None:
-    """Does what a statement says."""
+    """Applies a statement."""
     match statement:
       case config_parser.ImportStatement(module="__gin__.dynamic_registration"):
-        # Without it, gin knows classes that are decorated, and here none are.
+        # Without it, gin knows only decorated classes, and there are none here.
         self._imports["gin"] = importlib.import_module("gin.config")
       case config_parser.ImportStatement(module=module):
         found = importlib.import_module(module)
@@ -123,7 +123,7 @@ class _Reader(config_parser.ParserDelegate):
         self._bindings.bind(scope, target, statement.arg_name, value)
 
   def _target(self, name: str) -> Target:
-    """Returns what `module.Class` means, or what is known and ends so."""
+    """Returns the target `module.Class`, or a known one whose name ends so."""
     first, *others = name.split(".")
     if first in self._imports:
       ends = {functools.reduce(getattr, others, self._imports[first])}
@@ -144,7 +144,7 @@ class _Reader(config_parser.ParserDelegate):
 
 
 def _located(path: str) -> epath.Path:
-  """Returns where a gin file is: as it is given, or among the recipes."""
+  """Returns the path of a gin file: as given, or among the recipes."""
   own = epath.Path(path)
   if own.is_absolute() or own.is_file():
     return own
@@ -166,29 +166,29 @@ def parsed(
   waits: bool = False,
   checks: bool = True,
 ) -> Bindings:
-  """Returns what sources and bindings bind; later ones override earlier ones.
+  """Returns the bindings of sources; later ones override earlier ones.
 
   Args:
-    function: What is built of it, if anything is; or its place,
-      `MODULE:NAME`, which is imported once the run was found.
+    function: Function or class to configure, if any; or `MODULE:NAME`, which is
+      imported once the run has been found.
     sources: Paths of gin files, or of the config.json of a run or an import,
-      which binds what the run shares; and open gin files.
+      which binds the shared settings; and open gin files.
     bindings: `NAME = VALUE`, over all sources.
-    model_dir: MODEL_DIR of a run, or one of its checkpoints, which the
-      command is about. It may have been moved since.
-    corpus_dir: Corpus; None takes the one that the run has recorded.
-    recipe: Recipe over which the others are read; None for a command that
-      makes the run, or continues it by the whole configuration.
-    modules: Modules to import, in which classes may be that a run names.
-    arguments: Arguments of the function that nothing configures.
+    model_dir: MODEL_DIR of the command's run, or one of its checkpoints. It may
+      have been moved.
+    corpus_dir: Corpus; None takes the run's recorded corpus.
+    recipe: Recipe that the other sources override; None for a command that
+      starts the run, or continues it with the whole configuration.
+    modules: Modules to import, which may have classes of the run.
+    arguments: Arguments of the function that are not configured.
     waits: Whether to wait for the run's trainer to start.
-    checks: Whether all that is required must be bound, and to the right types.
+    checks: Whether to check that required names are bound, and their types.
 
   Raises:
-    ConfigurationError: A source is missing, or cannot be read; or a binding
-      names nothing, a value has the wrong type, or a required one is not given;
-      or the run keeps nothing, or no recipe is for its stage, or its corpus is
-      not there.
+    ConfigurationError: A source is missing, or cannot be read; a binding has an
+      unknown name, a value has the wrong type, or a required value is missing;
+      or the run has no configuration, or no recipe for its stage, or its corpus
+      is missing.
   """
   merged, run = Bindings(modules), None
   try:
@@ -210,7 +210,7 @@ def parsed(
       merged.root = Reference(function)
     for name, value in (arguments or {}).items():
       merged.bind("", merged.root.target, name, value)
-    # A binding may replace what has a name by what has none.
+    # Names in use before the bindings, which may replace objects that use them.
     known = {*merged.used_names()}
     values = {}
     for binding in bindings:
@@ -249,9 +249,9 @@ def _read(bindings: Bindings, sources: Iterable[Source]) -> Bindings:
 def _kept_by_run(
   model_dir: epath.PathLike, sources: Sequence[Source], waits: bool
 ) -> Kept | None:
-  """Returns what a run keeps, or None if the sources stand for it.
+  """Returns the configuration of a run, or None if the sources replace it.
 
-  A command that waits, and gets no model from them, waits for the trainer.
+  With `waits`, and without a model in the sources, waits for the trainer.
   """
   folder = run_directory(model_dir)
   if folder.is_file():
@@ -259,7 +259,7 @@ def _kept_by_run(
       f"MODEL_DIR {folder} is a file; give the directory of a run"
     )
   lacks_model = waits and not _MODEL & {*_read(Bindings(), sources).names}
-  # A trainer writes its configuration first.
+  # A trainer writes its configuration before anything else.
   while lacks_model and not (folder / FILE).exists():
     logging.log_every_n_seconds(
       logging.INFO,
@@ -281,7 +281,7 @@ def _kept_by_run(
 def _recipe_of(
   run: Kept | None, recipe: Recipe | None, own: Bindings
 ) -> Sequence[str]:
-  """Returns the recipe that is read before what is `own`, if there is one."""
+  """Returns the recipe to read before the user's `own` bindings, if any."""
   if recipe is None or isinstance(recipe, str):
     return [recipe] if recipe else []
   if "EVALUATION" in own.names:
@@ -296,7 +296,7 @@ def _recipe_of(
 
 
 def _readable(name: str, value: str) -> str:
-  """Returns a binding as gin reads it: a text, such as runs/ict, has quotes."""
+  """Returns a binding in gin's syntax, with quotes around plain text."""
   if not value:
     raise ConfigurationError(
       f"--gin.{name}= has no value; write --gin.{name}=VALUE"

@@ -1,8 +1,9 @@
 """Makes blocks of many documents at once.
 
-A document costs no call of NumPy of its own: the tokens, sentences and spans
-of all documents stand end to end, and bytes are numbered through. Only finding
-sentences and salient spans, and hashing blocks, is done one by one.
+Arrays have the tokens, sentences and spans of all documents end to end, with
+consecutive byte positions, so that no NumPy call is made for a single document.
+Only finding sentences and salient spans, and hashing blocks, is done one by
+one.
 """
 
 import dataclasses
@@ -33,9 +34,9 @@ from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.vocabulary import BertVocabulary
 
-# Documents of one call of the tokenizer, and characters of their texts. Calls
-# cost a tenth of a millisecond, and what they give stays in memory until it is
-# written.
+# Number of documents in one call of the tokenizer, and of characters in their
+# texts. A call costs a tenth of a millisecond, and its results stay in memory
+# until they are written.
 DOCUMENTS_PER_CHUNK = 2048
 _CHARACTERS_PER_CHUNK = 4 << 20
 
@@ -43,8 +44,7 @@ _CHARACTERS_PER_CHUNK = 4 << 20
 def content_hash(title: str, body: bytes) -> int:
   """Returns the first 64 bits of a SHA-1 of title and body, signed.
 
-  Released REALM hashes the same text, to find the blocks that a sentence was
-  taken from.
+  Released REALM hashes the same text, to recognize a sentence's source block.
   """
   digest = hashlib.sha1(b"%b <sep> %b" % (title.encode(), body)).digest()
   return int.from_bytes(digest[:8], "big", signed=True)
@@ -55,8 +55,9 @@ class _Texts(NamedTuple):
 
   `text` joins the texts, with a byte between any two, and text i begins at
   `byte_starts[i]`; `token_bytes` are positions in it. Document i has the title
-  `title_ids[title_starts[i] : title_starts[i + 1]]`, cut to at most half of a
-  block, and so on; `capacities` are the tokens that it leaves to a body.
+  `title_ids[title_starts[i] : title_starts[i + 1]]`, truncated to half a block,
+  and likewise for tokens. `capacities` are the numbers of tokens left for a
+  body.
   """
 
   documents: Sequence[Document]
@@ -74,10 +75,12 @@ class _Texts(NamedTuple):
 class BlockBuilder:
   """Splits documents into blocks.
 
-  `corpus_name` is part of the blocks' ids, `block_length` is the largest number
-  of wordpieces in a block, and documents that name no language are written in
-  `language`. Without a `tagger`, documents have the salient spans that came
-  with them; without a `linker`, they have no links.
+  Args:
+    corpus_name: Name of the corpus, part of the blocks' ids.
+    block_length: Largest number of wordpieces in a block.
+    language: Language of documents that do not state one.
+    tagger: Tagger of salient spans; None keeps only the spans of the input.
+    linker: Finds links; None makes none.
   """
 
   vocabulary: BertVocabulary
@@ -90,7 +93,7 @@ class BlockBuilder:
   def blocks(
     self, documents: Iterable[Document], summary: BuildSummary
   ) -> Iterator[Blocks]:
-    """Yields the blocks of many documents at a time, and counts all.
+    """Yields the blocks of many documents at a time, and counts them.
 
     Documents without words have no block.
     """
@@ -106,7 +109,7 @@ class BlockBuilder:
     both = [text for doc in documents for text in (doc.title, doc.text)]
     tokens = self.vocabulary.tokenize_with_offsets(both)
     is_block = np.array([document.is_block for document in documents], bool)
-    # A block that stands as it is may be empty.
+    # A document that is a single block may be empty.
     has_blocks = is_block | (np.diff(tokens.row_offsets)[1::2] > 0)
     if num_wordless := int((~has_blocks).sum()):
       summary.skipped["no words in the text"] += num_wordless
@@ -151,7 +154,7 @@ class BlockBuilder:
         language = document.language or self.language
         ranges = sentence_ranges(document.text, language)
       found.append(ranges or [(0, size)])
-    # Each document's first sentence, and the bytes of all.
+    # First sentence of each document, and the byte ranges of all sentences.
     sentence_starts = _offsets([len(ranges) for ranges in found])
     flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
     shift = np.repeat(texts.byte_starts[:-1], np.diff(sentence_starts))
@@ -191,7 +194,7 @@ class BlockBuilder:
   ) -> tuple[Int[np.ndarray, "p 2"], np.ndarray]:
     """Returns the token ranges and kinds of salient spans in one sentence.
 
-    The tagger finds them in documents that did not come with them.
+    The tagger finds them in documents whose input has none.
     """
     found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
     untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
@@ -241,7 +244,7 @@ class BlockBuilder:
     owners = np.repeat(np.arange(len(documents)), np.diff(document_starts))
     title_lengths = np.diff(texts.title_starts)[owners]
     titles_and_bodies = np.append(texts.title_ids, texts.token_ids)
-    # Where the title and the body of each block are, and their lengths.
+    # Start and length of the title and the body of each block.
     title_starts = texts.title_starts[owners]
     parts = (
       np.stack([title_starts, len(texts.title_ids) + starts], axis=1),
@@ -250,7 +253,7 @@ class BlockBuilder:
     byte_ranges = np.stack(
       [sentences.byte_ranges[firsts, 0], sentences.byte_ranges[lasts, 1]], 1
     )
-    # A block as it stands keeps the white space around it.
+    # A document that is a single block keeps the surrounding white space.
     for i in [i for i, d in enumerate(documents) if d.is_block]:
       limit = texts.byte_starts[i + 1] - 1
       byte_ranges[document_starts[i]] = texts.byte_starts[i], limit
@@ -305,8 +308,8 @@ class BlockBuilder:
     }
 
 
-# A shard's record, None if it has no block, and counts of a `BuildSummary`. It
-# can be written as JSON.
+# Record of a shard, or None if it has no block, and the counts of a
+# `BuildSummary`, as JSON values.
 Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
 
 
@@ -317,7 +320,7 @@ def build_piece(
   summary, name = BuildSummary(), f"shard-{piece.number:05d}"
   blocks = builder.blocks(piece.documents, summary)
   if not is_remote(directory):
-    # Of an attempt that failed.
+    # Left by an attempt that failed.
     local = Path(directory)
     shutil.rmtree(local / name, ignore_errors=True)
     record = write_shard(local / name, blocks)
@@ -331,7 +334,7 @@ def build_piece(
 
 
 def _ragged(name: str, items: Sequence[bytes]) -> dict[str, np.ndarray]:
-  """Returns byte strings end to end and their offsets, by their names."""
+  """Returns concatenated byte strings and their offsets, by array name."""
   flat = np.frombuffer(b"".join(items), np.uint8)
   return {name: flat, f"{name}_offsets": _offsets([*map(len, items)])}
 

@@ -1,12 +1,12 @@
 """Builds a corpus directory from text.
 
-A shard of the corpus is a piece of the input, whose blocks one process makes
-and writes. Pieces follow from the input alone, so that any number of processes,
-here or on other machines, write the same bytes.
+A shard of the corpus has the blocks of one piece of the input, which one
+process makes and writes. Pieces depend only on the input, so any number of
+processes, here or on other machines, writes the same bytes.
 
-Before that, a pass over the input finds ids that occur again; others learn a
-vocabulary and count phrases, if these are wanted. After that, blocks that equal
-an earlier one are found by their hashes.
+Before that, one pass over the input finds repeated ids; if needed, further
+passes learn a vocabulary and count phrases. Finally, duplicate blocks are found
+by their hashes.
 """
 
 import contextlib
@@ -54,12 +54,12 @@ from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# A corpus has about as many shards, unless they had less than this or more than
-# `SHARD_BYTES`, which a process holds in memory.
+# Approximate number of shards. It is lower or higher if shards would have less
+# than this size, or more than `SHARD_BYTES`, which a process has in memory.
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
 _TRAIN = "train:"
-# Bytes that a vocabulary is learned from; of more text, a sample.
+# Bytes of text from which a vocabulary is learned; larger inputs are sampled.
 _VOCABULARY_BYTES = 256 << 20
 
 
@@ -93,50 +93,50 @@ def build_corpus(
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
       compressed (.gz, .bz2, .xz, .zst), of TSV, parquet or texts; folders of
       texts or of saved data sets; `tfds:NAME/CONFIG[:SPLIT]`; or
-      `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
-      in them; files come first, sorted.
+      `seqio:MODULE:TASK[:SPLIT]`. Files come first, sorted; rows keep their
+      order.
     output_dir: Corpus directory to make, or to update.
-    vocab: BERT vocabulary file, the directory of a model that has one, or
+    vocab: BERT vocabulary file, the directory of a model with one, or
       `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
       of 256 MiB.
-    view: Further vocabulary in which the corpus keeps its texts, for a reader
+    view: Further vocabulary in which the corpus stores its texts, for a reader
       such as T5: NAME:spiece.model, or NAME:train:SIZE to learn a SentencePiece
       model of at most SIZE pieces from the input, or a sample of 32 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
-      sentences end; a line of JSON may have its own in a field `language`.
-    cased: Whether the vocabulary keeps capitals and accents; by default, as the
-      files beside it say (see `text.vocabulary_files`), and one that is
-      learned does if the script of the language has no capitals.
+      sentences end; a line of JSON may have a field `language`.
+    cased: Whether the vocabulary keeps capitals and accents. By default this
+      follows from the files beside it (see `text.vocabulary_files`); a learned
+      vocabulary keeps them if the language's script has no capitals.
     tagger: Function that finds salient spans, or its name: rules, recurring,
       none, bert:DIRECTORY of a BertForTokenClassification in Hugging Face's
       format, or module.name of a callable (text, title) -> [(start byte, limit
-      byte, kind)]; by default rules in English, and else recurring. Documents
-      that come with spans keep theirs.
+      byte, kind)]. The default is rules for English, and recurring for other
+      languages. Documents whose input has spans keep these.
     fields: Names of further fields of a document that the corpus keeps, such as
       its date, to filter by (`corpus.filters`): texts, numbers, true or false,
       or lists of these.
-    drop_titles: Texts in titles of documents that are left out, or "wikipedia"
-      for its lists and disambiguation pages (List of, Index of, Outline of,
-      (disambiguation)), as in REALM; in an update by default those of the
-      build, and "" is none.
-    links: Where links to other documents come from: given, the field `links` of
-      a document; mentions, also the titles in the text of a document without
-      links, but those that 1% of the texts mention; or none. An update does the
-      same.
-    link_table: File of further links, with the title of a document, a tab and a
-      title that it links to on each line; may be compressed.
-    unescape_html: Whether `&amp;` is read as `&` in titles and texts.
-    skip_bad_lines: Whether lines that are malformed or repeat an id are
-      counted instead of raising an error.
-    overwrite: Whether a corpus at `output_dir` is replaced.
+    drop_titles: Texts; documents with one of them in the title are left out.
+      "wikipedia" stands for lists and disambiguation pages (List of, Index of,
+      Outline of, (disambiguation)), as in REALM. In an update, the default is
+      the build's texts, and "" is none.
+    links: Source of links to other documents: given, the field `links` of a
+      document; mentions, also the titles in the text of a document without
+      links, except those that 1% of the texts mention; or none. Updates use the
+      same source.
+    link_table: File of further links, which may be compressed. Each line has
+      the title of a document, a tab, and a title that it links to.
+    unescape_html: Whether to read `&amp;` as `&` in titles and texts.
+    skip_bad_lines: Whether to count lines that are malformed or repeat an id,
+      instead of raising an error.
+    overwrite: Whether to replace a corpus at `output_dir`.
     shard_bytes: Number of bytes of uncompressed input at which a shard ends.
-      None takes a 256th of the input, and at least 8 and at most 64 MiB.
-    name: Name of the corpus, part of its block ids, by default the directory's;
-      two corpora that a run reads need two names.
-    remove_duplicates: Whether blocks with the title and body of an earlier one
-      are left out.
+      None is 1/256 of the input, but at least 8 and at most 64 MiB.
+    name: Name of the corpus, which is part of block ids; by default the name of
+      the directory. Two corpora of a run need different names.
+    remove_duplicates: Whether to leave out blocks with the same title and body
+      as an earlier one.
     workers: Number of processes on this machine, at most one for each core; the
       corpus is the same for any number.
     runner: Apache Beam runner, such as DirectRunner or DataflowRunner, instead
@@ -144,7 +144,7 @@ def build_corpus(
     pipeline_options: Options of the Beam runner, such as `--project=…`.
 
   Raises:
-    InputError: The input cannot be read, or gives no block.
+    InputError: The input cannot be read, or has no block.
     CorpusError: An argument is wrong, or `output_dir` has other files.
     LanguageError: There is no such language.
     TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
@@ -184,7 +184,7 @@ def build_corpus(
   )
   summary = source.summary
   if words is None:
-    # Imported late: it imports TensorFlow, which is the extra `train`.
+    # Imported late, because it imports TensorFlow (the extra `train`).
     from realm_jax.text.vocabulary_training import train_vocabulary
 
     cased = language in WITHOUT_CAPITALS if cased is None else cased
@@ -196,7 +196,7 @@ def build_corpus(
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
-  # A relative path such as ".." has no name of its own.
+  # Resolved, because a relative path such as ".." has no name.
   name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
@@ -216,7 +216,7 @@ def build_corpus(
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
     if runner is not None and is_remote(output_dir):
-      # Other machines write to it. Without corpus.json it is no corpus.
+      # Other machines also write to it. It is no corpus without corpus.json.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     build = functools.partial(build_piece, blocks, views, str(directory))
@@ -303,10 +303,10 @@ def tagger_of(
   summary: BuildSummary,
   sample: Iterable[str],
 ) -> Tagger | None:
-  """Returns a tagger by its name; the summary says which is the default.
+  """Returns a tagger by its name; a default is recorded in the summary.
 
-  A tagger of phrases that recur counts them in a sample of the corpus's texts.
-  Raises `ValueError` if no tagger has the name.
+  The tagger of recurring phrases counts them in a sample of the corpus's texts.
+  Raises a `ValueError` if no tagger has the name.
   """
   if tagger == "default":
     tagger = summary.tagger = default_tagger(language)
@@ -325,9 +325,9 @@ def _find_duplicates(
   summary: BuildSummary,
   remove: bool,
 ) -> None:
-  """Counts blocks that equal an earlier one, and may list them as removed.
+  """Counts duplicates of earlier blocks, and may list them as removed.
 
-  `shards` are in `directory`. Lists are written to `staging`, and named in the
+  `shards` are in `directory`. Lists are written to `staging`, and added to the
   records of the shards.
   """
 
@@ -359,7 +359,7 @@ def _find_duplicates(
 
 
 def _texts(source: DocumentSource, most: int) -> Iterator[str]:
-  """Yields titles and texts; of more than so many bytes, a sample."""
+  """Yields titles and texts; a sample if there are more than `most` bytes."""
   stride = source.num_bytes // most + 1
   total = -(-source.num_rows // stride)
   with Progress("documents (vocabulary)", total=total) as progress:

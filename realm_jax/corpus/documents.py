@@ -1,4 +1,4 @@
-"""Documents, and the rows that they are read from.
+"""Documents, and the input rows from which they are read.
 
 A row is a line of JSON, `{"title": …, "text": …}`, or a record with the same
 fields; the title may be missing. `contents`, as pyserini and FlashRAG write it,
@@ -6,8 +6,8 @@ is a text whose first line may be the title. In an update a row also has an id,
 and `{"id": …, "remove": true}` removes the document with that id.
 
 A row may have `links`: titles of other documents, or objects with a `title`,
-perhaps a `relation`, and perhaps the characters `start` and `limit` of the text
-as the row has it. HotpotQA's Wikipedia has them as anchors of HTML.
+optionally a `relation`, and optionally the characters `start` and `limit` in
+the row's text. In HotpotQA's Wikipedia, links are HTML anchors.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ class Fields(dict[str, Any]):
   """The fields of a row, as its line of JSON would give them."""
 
 
-# A line of JSON, its fields, a record of TFDS, whose texts are UTF-8, or what
-# is wrong with the row.
+# A line of JSON; its fields; a record of TFDS, whose texts are UTF-8; or the
+# error of a bad row.
 Row: TypeAlias = bytes | Fields | Mapping[str, Any] | InputError
 
-# Fields that are read, besides those that the corpus keeps.
+# Fields that are always read, in addition to those that the corpus keeps.
 FIELDS = {*"id _id title text contents url language links remove".split()}
 _WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
 _WANTED_OF_UPDATE = (
@@ -51,14 +51,14 @@ _ANCHOR = re.compile(r'<a href="([^"]+)">(.*?)</a>', re.DOTALL)
 # Titles of pages that only list other pages, which released REALM left out.
 # `drop_titles` calls them "wikipedia".
 _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
-# Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
-# word of over 100, so that a longer one only makes a block's text long.
+# Maximum length of a word, in characters. BERT's tokenizer turns words of over
+# 100 into [UNK], so longer ones only inflate a block's text.
 _LONGEST_WORD = 1_000
 _LONG_WORD = words_longer_than(_LONGEST_WORD)
 
 
 class Link(NamedTuple):
-  """A link to a title, at characters `[start, limit)`, or anywhere: −1."""
+  """A link to a title, at characters `[start, limit)`; −1 is no position."""
 
   title: str
   relation: str = ""
@@ -66,7 +66,7 @@ class Link(NamedTuple):
   limit: int = -1
 
   def unescaped(self, text: str) -> "Link":
-    """Returns the link where `&amp;` is read as `&`, in its text, too."""
+    """Returns the link after `&amp;` and the like are unescaped in `text`."""
     title, (start, limit) = html.unescape(self.title), self[2:]
     if start >= 0 and "&" in text:
       start, limit = (len(html.unescape(text[:n])) for n in (start, limit))
@@ -77,18 +77,18 @@ class Document(NamedTuple):
   """A text with a title.
 
   Attributes:
-    id: Id of the document; in another version of the corpus it is the same.
-    title, text, url: Its contents; the URL may be empty.
-    is_block: Whether the text is one block, and not split.
-    sentences: Byte ranges of its sentences, if these came with it.
-    spans: Byte ranges and kinds of its salient spans, if these came with it.
-    long_words: Number of words that were removed from it.
-    language: Code of its language; empty if it is the corpus's.
-    fields: Its other fields that the corpus keeps, as JSON; empty for none.
+    id: Id of the document, the same in all versions of the corpus.
+    title, text, url: Contents of the document; the URL may be empty.
+    is_block: Whether the text is a single block, and is not split.
+    sentences: Byte ranges of the sentences, if the input has them.
+    spans: Byte ranges and kinds of the salient spans, if the input has them.
+    long_words: Number of words that were removed because of their length.
+    language: Language code; empty for the corpus's language.
+    fields: Other fields that the corpus keeps, as JSON; empty for none.
     is_removal: Whether an update removes the document with this id.
-    place: Where it was read, as `file:line`.
-    links: Links that came with it.
-    table_links: Links that a table has for its title.
+    place: Position in the input, as `file:line`.
+    links: Links in the input.
+    table_links: Links of the document's title in a link table.
   """
 
   id: str
@@ -108,7 +108,7 @@ class Document(NamedTuple):
 
   @property
   def hash(self) -> int:
-    """A hash of what an update compares: all that came with it."""
+    """Hash of everything in the input, by which an update finds changes."""
     language = f"\0{self.language}" if self.language else ""
     fields = f"\0{self.fields}" if self.fields else ""
     links = f"\0{json.dumps(self.links)}" if self.links else ""
@@ -133,7 +133,7 @@ def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowReader:
-  """Makes documents of rows, with arguments of `build_corpus`.
+  """Turns rows into documents, with arguments of `build_corpus`.
 
   With `of_update`, rows are changes: they have ids, and may remove documents.
   """
@@ -153,12 +153,12 @@ class RowReader:
     return tuple(text for text in expanded if text)
 
   def dropped(self, document: Document) -> str:
-    """Returns the text in a title for which it is dropped, or ""."""
+    """Returns the text for which a document's title is dropped, or ""."""
     texts = (text for text in self.dropped_titles if text in document.title)
     return next(texts, "")
 
   def read(self, row: Row) -> Document:
-    """Reads a row; raises `InputError` that says how, not where, it is bad."""
+    """Reads a row; raises an `InputError`, without position, for a bad one."""
     if isinstance(row, InputError):
       raise row
     try:
@@ -202,7 +202,7 @@ class RowReader:
       content = f"{title}\0{text}".encode()
       document_id = hashlib.blake2b(content, digest_size=12).hexdigest()
     if is_record and {"sentences", "spans"} <= row.keys():
-      # Offsets that came with a text are of the text as it is.
+      # Offsets in the input refer to the original text.
       kinds = np.asarray(row["spans"]["type"]).tolist()
       spans = zip(_ranges(row["spans"]), kinds, strict=True)
       return Document(
@@ -223,7 +223,7 @@ class RowReader:
         links = [link.unescaped(text) for link in links]
         title, text = html.unescape(title), html.unescape(text)
       except ValueError:
-        # Python reads no longer numbers.
+        # Python's limit for parsing integers.
         raise InputError("it has a '&#…;' of over 4,300 digits") from None
     if language:
       require_language(language)
@@ -253,7 +253,7 @@ class RowReader:
 
 
 def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns fields with the title and the text that are in `contents`."""
+  """Returns fields with title and text from the field `contents`."""
   contents = _string(fields, "contents")
   title, _, text = contents.partition("\n")
   # A long first line is no title.
@@ -282,7 +282,7 @@ def _with_anchors(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _link(entry: Any, length: int) -> Link:
-  """Reads a link in a text of so many characters."""
+  """Reads a link in a text of `length` characters."""
   fields = {"title": entry} if isinstance(entry, str) else entry
   if isinstance(fields, dict):
     known = (name for name in Link._fields if fields.get(name) is not None)
@@ -337,8 +337,8 @@ def _without_long_words(document: Document) -> Document:
   Raises:
     InputError: The text has no other words.
   """
-  # A longer word fills one of these windows, which few texts have. To look at
-  # all words would take most of the time of a pass over ids.
+  # A longer word fills one of these windows, which is rare. Checking all words
+  # would take most of the time of a pass over ids.
   both, size = f"{document.title} {document.text}", _LONGEST_WORD // 2
   windows = (both[i : i + size] for i in range(0, len(both) - size, size))
   if not any(len(window.split(None, 1)) == 1 for window in windows):
@@ -355,6 +355,6 @@ def _without_long_words(document: Document) -> Document:
     title=title,
     text=text,
     long_words=in_title + in_text,
-    # They are looked for again.
+    # Their positions are found again later.
     links=[link._replace(start=-1, limit=-1) for link in document.links],
   )

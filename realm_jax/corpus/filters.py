@@ -1,15 +1,15 @@
-"""Which blocks of a corpus a filter lets through.
+"""Filters of blocks by the fields of their documents.
 
 A filter is an object of JSON, such as
 
     {"language": ["de", "fr"], "date": {"gte": "2020-01-01"}}
 
-which lets a block through if each of the fields of its document fits: it equals
-the value, or one of a list of values, or is within bounds (`gt`, `gte`, `lt`,
-`lte`; texts are compared by their characters, which suits dates of ISO 8601). A
-field that has a list fits if one of its values does, and a document without the
-field never. Fields are those that `build_corpus --fields` keeps, with `title`,
-`url` and `document`, the document's id.
+It allows a block if each of these fields of the document matches: it equals the
+value, or one of a list of values, or is within bounds (`gt`, `gte`, `lt`,
+`lte`; texts are compared by characters, which suits ISO 8601 dates). A field
+with a list matches if one of its values does. A document without the field
+never matches. The fields are the ones that `build_corpus --fields` keeps, and
+`title`, `url` and `document` (the document's id).
 """
 
 import functools
@@ -26,9 +26,9 @@ from realm_jax.corpus.shard import Shard
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 
-# A filter as JSON holds it.
+# A filter, as in JSON.
 Where: TypeAlias = Mapping[str, Any]
-# Fields that every corpus has, and their arrays.
+# Fields of every corpus, and their arrays.
 _TEXTS = {"title": "titles", "url": "urls", "document": "document_ids"}
 _BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
   "gt": operator.gt,
@@ -39,11 +39,11 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def allowed_rows(corpus: Corpus, where: Where) -> Bool[np.ndarray, " N"]:
-  """Returns whether a filter lets each block of a corpus through.
+  """Returns whether a filter allows each block of a corpus.
 
   Raises:
-    RealmError: The filter is none, names a field that the corpus does not keep,
-      or lets no block through.
+    RealmError: The filter is malformed, has a field that the corpus does not
+      keep, or allows no block.
   """
   if not where:
     raise RealmError('the filter is empty; want {"language": "de"}, say')
@@ -52,7 +52,7 @@ def allowed_rows(corpus: Corpus, where: Where) -> Bool[np.ndarray, " N"]:
 
 @functools.lru_cache(maxsize=16)
 def _allowed_rows(corpus: Corpus, text: str) -> Bool[np.ndarray, " N"]:
-  """Returns the rows of a filter in JSON; clients send few, many times."""
+  """Returns the rows of a filter in JSON. Cached, as clients repeat filters."""
   where = json.loads(text)
   _check(where, corpus)
   masks = [_allowed(shard, where)[shard.kept] for shard in corpus.shards]
@@ -82,7 +82,7 @@ def _check(where: Where, corpus: Corpus) -> None:
 
 
 def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
-  """Returns whether each position of a shard is let through."""
+  """Returns whether each position of a shard is allowed."""
   count = len(shard.array("document_starts")) - 1
   allowed = np.ones(count, bool)
   kept = {name: where[name] for name in where.keys() - _TEXTS.keys()}
@@ -92,7 +92,7 @@ def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
       for number in range(count)
     )
     allowed &= [_fits(text, where[name]) for text in texts]
-  # The others are looked at only where that is still needed.
+  # Other fields are parsed only for blocks that are still allowed.
   for number in np.flatnonzero(allowed).tolist() if kept else ():
     fields = shard.fields(number)
     allowed[number] = all(
@@ -102,17 +102,17 @@ def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-  """Returns whether a field fits a filter."""
+  """Returns whether a field matches a filter."""
   if isinstance(value, list):
     return any(_fits(one, wanted) for one in value)
   if isinstance(wanted, list):
     return any(_fits(value, one) for one in wanted)
   if not isinstance(wanted, dict):
-    # JSON's true is no number.
+    # JSON's `true` is not the number 1.
     return isinstance(value, bool) == isinstance(wanted, bool) and (
       value == wanted
     )
-  # A text is not compared with a number.
+  # Texts and numbers are not compared with each other.
   return all(
     isinstance(bound, str) == isinstance(value, str)
     and value is not None

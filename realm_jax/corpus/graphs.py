@@ -1,4 +1,4 @@
-"""Graphs of blocks: those that were found, and those that they lead to."""
+"""Graphs of blocks: retrieved blocks, and the blocks that they link to."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ from jaxtyping import Int, Int32
 from realm_jax.corpus.links import Edges
 from realm_jax.corpus.store import NULL_ROW, Corpus
 
-# Kinds of edges: 0 is none, and links are told apart by their relation.
+# Kinds of edges. 0 is no edge; kinds from 2 on are the relations of links.
 _SAME_DOCUMENT, _PLAIN_LINK = 1, 2
 
 
 def expanded(
   corpus: Corpus, seeds: Int[np.ndarray, "b s"], size: int
 ) -> Int32[np.ndarray, "b {size}"]:
-  """Returns the blocks of a graph for each query: seeds, and their neighbours.
+  """Returns the blocks of a graph for each query: seeds, and their neighbors.
 
-  The seeds come first. Then each of them in turn gives one block, at first
-  those that it links to, and then the others of its document. `NULL_ROW` stands
-  where there are fewer than `size`.
+  The seeds come first. Then, in turn, each seed adds one of its neighbors:
+  first the blocks that it links to, and then the others of its document. The
+  result is padded to `size` with `NULL_ROW`.
   """
   rows = np.full((len(seeds), size), NULL_ROW, np.int32)
   flat = seeds.reshape(-1)
@@ -40,8 +40,8 @@ def edge_kinds(
 ) -> Int32[np.ndarray, "b k k"]:
   """Returns the kind of the edge from each block of a graph to each other.
 
-  It is 0 where there is none, 1 between blocks of one document, and otherwise 2
-  plus the number of the link's relation in `Corpus.relations`.
+  It is 0 for no edge, 1 between blocks of one document, and otherwise 2 plus
+  the index of the link's relation in `Corpus.relations`.
   """
   kinds = np.zeros((*rows.shape, rows.shape[1]), np.int32)
   flat = rows.reshape(-1)
@@ -51,7 +51,7 @@ def edge_kinds(
   ):
     starts = np.repeat(np.arange(flat.size), np.diff(edges.offsets))
     query, place = np.divmod(starts, rows.shape[1])
-    # Which blocks of the same graph an edge leads to.
+    # Matches the targets of edges with blocks of the same graph.
     edge, end = np.nonzero(rows[query] == edges.targets[:, None])
     kinds[query[edge], place[edge], end] = first + edges.relations[edge]
   return kinds

@@ -1,8 +1,8 @@
-"""A table of links between titles, such as Wikipedia's, beside the documents.
+"""A table of links between titles, such as Wikipedia's, in a separate file.
 
-Each line has the title of a page and a title that it links to, with a tab
-between. A file may be compressed (.gz, .bz2, .xz, .zst). Every document with
-the title of a page has its links.
+Each line has the title of a page, a tab, and a title that it links to. The file
+may be compressed (.gz, .bz2, .xz, .zst). Every document with the title of a
+page gets the links of the page.
 """
 
 import array
@@ -19,11 +19,11 @@ from realm_jax.storage.line_files import lines_of
 class LinkTable:
   """The links of a table, in memory.
 
-  While it is read, a line takes 20 bytes, and a title 175: 200 million lines
-  with 10 million titles 6 GB.
+  While it is read, a line takes 20 bytes, and a title 175: 6 GB for 200 million
+  lines with 10 million titles.
 
   Raises:
-    InputError: A line is none of a table.
+    InputError: A line is malformed.
   """
 
   def __init__(self, path: epath.PathLike):
@@ -41,7 +41,7 @@ class LinkTable:
           "want two titles in UTF-8, with a tab between"
         ) from None
       for i, text in enumerate((source, target)):
-        # The lines of a page mostly follow each other.
+        # The lines of a page are mostly consecutive.
         if text != texts[i] or known[i] < 0:
           texts[i], title = text, normalized_title(text)
           known[i] = numbers.setdefault(title, len(numbers))
@@ -53,7 +53,7 @@ class LinkTable:
     self._targets = targets[np.argsort(pages, kind="stable")]
 
   def attached(self, document: Document) -> Document:
-    """Returns a document with its links of the table."""
+    """Returns a document with the links of its title in the table."""
     page = self._numbers.get(normalized_title(document.title))
     if page is None:
       return document

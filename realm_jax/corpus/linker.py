@@ -1,4 +1,4 @@
-"""Finds the links of documents as their blocks are made: see `links.py`."""
+"""Finds the links of documents while their blocks are made (see `links.py`)."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,23 +14,23 @@ from realm_jax.text.languages import UNSPACED_CHARACTER
 from realm_jax.text.mentions import Mentions, find_sorted
 from realm_jax.text.normalization import byte_positions
 
-# Where the links of a corpus come from.
+# Source of a corpus's links.
 LinkSource: TypeAlias = Literal["given", "mentions", "none"]
-# Key and number of the document, and the link.
+# Key and number of the document, and fields of the link.
 _Found: TypeAlias = tuple[int, int, str, str, int, int]
 
 
 def find_mentions(titles: Iterable[str], sample: Iterable[str]) -> Mentions:
-  """Returns what finds titles, but those that a sample of texts has often."""
+  """Returns a finder of titles, without those that are frequent in a sample."""
   return Mentions.of(((title, title_key(title)) for title in titles), sample)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linker:
-  """Finds the blocks that have the links of documents.
+  """Assigns the links of documents to blocks.
 
-  `known` are the sorted keys of the titles of all documents. With `mentions`,
-  documents that come without links have the titles that their texts mention.
+  `known` has the sorted keys of the titles of all documents. With `mentions`,
+  documents without links get links to the titles that their texts mention.
   """
 
   known: Int[np.ndarray, " k"]
@@ -45,11 +45,11 @@ class Linker:
     document_starts: Int[np.ndarray, " starts"],
     summary: BuildSummary,
   ) -> dict[str, np.ndarray]:
-    """Returns `LINK_ARRAYS` of blocks, and counts links; relations by name.
+    """Returns `LINK_ARRAYS` of blocks, with names of relations; counts links.
 
     Blocks have `byte_ranges` of `text`, the texts of all documents with a byte
-    between any two. A link belongs to the block in which it begins, or to the
-    first one of its document if it is anywhere.
+    between any two. A link belongs to the block in which it begins. A link
+    without a position belongs to the first block of its document.
     """
     title_keys = _array(title_key(document.title) for document in documents)
     links = [
@@ -62,7 +62,7 @@ class Linker:
     relations = np.array([link[3] for link in links], object)
     columns = [(*link[:2], *link[4:]) for link in links]
     keys, owners, *places = np.array(columns, np.int64).reshape(-1, 4).T
-    # Where each character begins in the text of all documents.
+    # Byte position of each character in the text of all documents.
     starts = byte_positions(text.decode()) if links else np.zeros(1, np.int64)
     firsts = np.cumsum([0, *(len(document.text) + 1 for document in documents)])
     is_placed = places[0] >= 0
@@ -71,7 +71,7 @@ class Linker:
     first, last = document_starts[owners], document_starts[owners + 1] - 1
     blocks = np.searchsorted(byte_ranges[:, 0], ranges[:, 0], side="right") - 1
     blocks = np.where(is_placed, np.clip(blocks, first, last), first)
-    # Of those that are equal, the first in the text. Links that are anywhere
+    # Of equal links, the first in the text counts. Links without a position
     # come last.
     order = np.lexsort((ranges[:, 0], ~is_placed, blocks))
     _, numbers = np.unique(relations, return_inverse=True)
@@ -93,7 +93,7 @@ class Linker:
     }
 
   def _mentioned(self, documents: Sequence[Document]) -> Iterator[_Found]:
-    """Yields the titles in texts of documents that have no links."""
+    """Yields titles that are mentioned in documents without links."""
     plain = [
       number
       for number, document in enumerate(documents)
@@ -106,9 +106,9 @@ class Linker:
 
 
 def _located(link: Link, text: str) -> Link:
-  """Returns a link where its title first occurs in a text as whole words."""
+  """Places a link where its title first occurs in a text, as whole words."""
   title = link.title.strip()
-  # The first letter may be a capital or not.
+  # Tries both cases of the first letter.
   either = (title, title[0].swapcase() + title[1:])
   starts = [_first_place(text, one) for one in either if link.start < 0]
   start = min((start for start in starts if start >= 0), default=-1)
@@ -127,7 +127,7 @@ def _first_place(text: str, words: str) -> int:
 
 
 def _joins(text: str, place: int) -> bool:
-  """Returns whether a word has the characters before and after a place."""
+  """Returns whether the characters around a position belong to one word."""
   around = text[place - 1 : place + 1] if place else ""
   is_word = len(around) == 2 and around.isalnum()
   return is_word and not UNSPACED_CHARACTER.search(around)

@@ -1,14 +1,14 @@
-"""Links between blocks: what a document links to, and where that is.
+"""Links between blocks, by the titles of documents.
 
-A shard keeps, for each block, the keys of the titles that its links lead to
-(`shard.LINK_ARRAYS`), and not their rows. Each version of a corpus looks them
-up among its own titles, so that an update rewrites no link: a new document is
-linked at once, and a removed one no longer. A link leads to the first block of
-the first document with the title.
+For each block, a shard stores the keys of the titles that its links lead to
+(`shard.LINK_ARRAYS`), instead of rows. Each version of a corpus looks them up
+among its own titles, so that an update rewrites no links: links to a new
+document work at once, and links to a removed one no longer do. A link leads to
+the first block of the first document with the title.
 
-Titles are compared as Wikipedia does. They are put in Unicode's form NFC, white
-space and underscores become one space, and the first letter a capital; all else
-must be equal. The key is a hash of that. Redirects are not followed.
+Titles are compared as in Wikipedia: they are normalized to Unicode's form NFC,
+white space and underscores become one space, and the first letter a capital.
+The key is a hash of the normalized title. Redirects are not followed.
 
 A block has one link to a title in each relation, the first, and none to the
 title of its own document.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def normalized_title(title: str) -> str:
-  """Returns what titles are compared by."""
+  """Returns a title in the form in which titles are compared."""
   text = unicodedata.normalize("NFC", title).replace("_", " ")
   text = " ".join(text.split())
   return text[:1].upper() + text[1:]
@@ -60,7 +60,7 @@ class Graph:
     self._corpus = corpus
     firsts = itertools.accumulate(s.num_blocks for s in corpus.shards)
     self._first_rows = dict(zip(corpus.shards, (0, *firsts), strict=False))
-    # By the shard's number of a relation, its number in the corpus.
+    # Maps each shard's numbers of relations to the corpus's.
     self._relations = {
       shard: np.array(
         [corpus.relations.index(name) for name in names], np.int32
@@ -87,8 +87,8 @@ class Graph:
   def edges(self, rows: Int[np.ndarray, " n"]) -> Edges:
     """Returns the links of blocks, in the order of the text.
 
-    Links to titles that no document has in this version are left out. The null
-    block has none.
+    Links to titles without a document in this version are left out. The null
+    block has no links.
     """
     owners, targets, relations = ([np.zeros(0, np.int32)] for _ in range(3))
     for shard, indices, positions in self._corpus.by_shard(rows):
@@ -97,7 +97,7 @@ class Graph:
       offsets = shard.array("links_offsets")
       counts = offsets[positions + 1] - offsets[positions]
       at = ragged_indices(offsets[positions], counts)
-      # Sorted keys are found in a tenth of the time.
+      # Looking up sorted keys takes a tenth of the time.
       keys, numbers = np.unique(shard.array("links")[at], return_inverse=True)
       places, is_known = find_sorted(keys, self.titles[0])
       is_there = is_known[numbers]

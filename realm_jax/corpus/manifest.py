@@ -3,15 +3,15 @@
     corpus.json          manifest of the newest version, written last
     vocab.txt, vocab.json    the vocabulary, or tokenizer.json: see
                              `text.vocabulary_files`
-    views/t5.model       that of a view: see `views.py`
+    views/t5.model       vocabulary of a view: see `views.py`
     shard-00000/*.npy    arrays of documents and blocks: see `shard.py`
 
-An update adds files and changes none but `corpus.json`:
+An update adds files and changes only `corpus.json`:
 
     shard-v00000002-00000/*.npy     documents that came with version 2
     removed/v00000002-shard-00000.npy
-                         sorted positions of the blocks of a shard that were
-                         removed in version 2 or before, int64
+                         sorted positions, int64, of a shard's blocks that were
+                         removed in version 2 or before
     versions/00000001.json          manifest of an earlier version
 
 A manifest has
@@ -19,21 +19,21 @@ A manifest has
     format_version, corpus_version, fingerprint
     name                 part of each block's id
     block_length, language (English if it is missing)
-    drop_titles, fields  the texts of the title filter, and the names of the
-                         fields that are kept; later updates do the same
+    drop_titles, fields  texts of the title filter, and names of the fields that
+                         are kept, also in later updates
     vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
     num_blocks, num_documents, num_tokens
     summary              counts of the build or update
-    views                of each view by name: path, bytes and sha256 of its
-                         model, and the size of its vocabulary
-    links                where links come from; later updates do the same
-    shards               of each: name; the three counts; span_kinds, the names
-                         of its kinds of salient spans by their numbers; if it
-                         has links, relations, their names likewise; files,
-                         the bytes and sha256 of each by its name; and, if an
-                         update has removed blocks, removed: path, bytes and
-                         sha256 of their list, and their counts; and, of each
-                         view by name, its files as in files
+    views                by name: path, bytes and sha256 of the view's model,
+                         and the size of its vocabulary
+    links                source of links, also in later updates
+    shards               a list with, for each shard: name; the three counts;
+                         span_kinds, names of the kinds of salient spans;
+                         relations, names of the relations of links, if any;
+                         files, the bytes and sha256 of each by name; removed,
+                         path, bytes and sha256 of the list of removed blocks,
+                         with their counts, if any; and the files of views, by
+                         name of the view
 """
 
 import hashlib
@@ -61,15 +61,15 @@ ShardRecord: TypeAlias = dict[str, Any]
 def completed(settings: Mapping[str, Any]) -> Manifest:
   """Returns the manifest of a version, with its totals and fingerprint.
 
-  `settings` are all entries but these, of an earlier version or new ones.
+  `settings` has all other entries, from an earlier version or new.
   """
   nothing, shards = dict.fromkeys(_COUNTS, 0), settings["shards"]
   totals = {
     count: sum(s[count] - s.get("removed", nothing)[count] for s in shards)
     for count in _COUNTS
   }
-  # All that a reader sees, texts and arrays alike, and not the version: the
-  # same documents, built with the same settings, have the same fingerprint.
+  # The fingerprint covers all texts and arrays, but not the version: the same
+  # documents, built with the same settings, have the same fingerprint.
   files: list[dict[str, Any]] = []
   for shard in shards:
     files.append({**shard["files"], "span_kinds": shard["span_kinds"]})
@@ -95,7 +95,7 @@ def read(
   version: int | None = None,
   fingerprint: str | None = None,
 ) -> Manifest:
-  """Reads the manifest of a version; without arguments, of the newest.
+  """Reads the manifest of a version, by default the newest.
 
   Raises:
     CorpusError: There is no corpus, it has no such version, or the manifest
@@ -121,7 +121,7 @@ def read(
 
 
 def manifest_path(version: int) -> str:
-  """Returns the file of a version's manifest once there is a newer one."""
+  """Returns the path of a version's manifest, once there is a newer version."""
   return f"{VERSIONS}/{version:08d}.json"
 
 
@@ -133,7 +133,7 @@ def earlier_versions(directory: epath.Path) -> list[int]:
 
 
 def files_of(manifest: Manifest) -> list[FileRecord]:
-  """Returns the record of every file of arrays, and of views' models.
+  """Returns the records of all files of arrays, and of the views' models.
 
   Raises:
     DamagedFileError: A path leads out of the corpus.
@@ -154,7 +154,7 @@ def _parse(path: epath.Path) -> Manifest | None:
   """Reads a manifest; returns None if there is no such file.
 
   Raises:
-    CorpusError: It is damaged, or has a format that this program cannot read.
+    CorpusError: The manifest is damaged, or of an unknown format.
   """
   advice = "build the corpus again"
   if path.parent.name == VERSIONS:

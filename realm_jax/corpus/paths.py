@@ -1,7 +1,7 @@
-"""Paths: blocks that are read one after the other, as one block.
+"""Paths: sequences of blocks that are read together, as one block.
 
-Where no passage answers a question, two together may. A path is the row of each
-of its blocks, in order, and `NULL_ROW` after the last one.
+Two passages together may answer a question that neither answers alone. A path
+is an array of its blocks' rows, in order, padded with `NULL_ROW`.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from realm_jax.text.vocabulary import BertVocabulary
 
 
 def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
-  """Returns the blocks of a path as one, in memory, with these `parts`.
+  """Joins the blocks of a path to one block, in memory, with these `parts`.
 
-  Its text has each further title and text in a line. The null block adds
+  In its text, each further title and text has its own line. The null block adds
   nothing.
   """
   first, *others = [one for one in blocks if one is not NULL_BLOCK] or blocks
@@ -25,7 +25,7 @@ def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
   token_ids, ranges = [first.token_ids], [first.byte_ranges]
   for block, (title, body) in zip(others, text_places(parts)[1:], strict=True):
     titles = words.tokenize_with_offsets([block.title])
-    # The corpus cuts a long title.
+    # The corpus truncates long titles.
     titles_read = titles.byte_ranges[: block.title_length]
     ranges += [title.start + titles_read, body.start + block.byte_ranges]
     token_ids.append(block.token_ids)
@@ -41,9 +41,9 @@ def joined_block(blocks: Sequence[Block], words: BertVocabulary) -> Block:
 
 
 def text_places(parts: Sequence[Block]) -> list[tuple[slice, slice]]:
-  """Returns where the title and the body of each block are in a path's text.
+  """Returns the byte ranges of each block's title and body in a path's text.
 
-  They are of its bytes in UTF-8. The text lacks the title of the first block.
+  The text, in UTF-8, does not include the title of the first block.
   """
   places, start = list[tuple[slice, slice]](), 0
   for block in parts:

@@ -1,9 +1,9 @@
-"""Rows of all inputs, in order, each id once.
+"""Reads the rows of all inputs, in order, each id once.
 
-Before documents are numbered and split, one process reads every row, at about
-300 MB a second. It finds malformed rows and ids that occur again, and adds up
-sizes, from which it follows where a shard of the corpus ends. Then rows are
-read once more, and their documents dealt to the processes that make blocks.
+First, one process reads every row, at about 300 MB a second. It finds malformed
+rows and repeated ids, and adds up sizes, which determine where the shards of
+the corpus end. Then the rows are read again, and the documents are dealt to the
+processes that make blocks.
 """
 
 import array
@@ -30,34 +30,33 @@ from realm_jax.corpus.summary import MOST_LISTED, BuildSummary
 from realm_jax.storage.line_files import decompressed, lines_of
 from realm_jax.storage.paths import is_remote, sizes_below
 
-# Key of a row that has no id, since it is malformed.
+# Key of a malformed row, which has no id.
 _NO_KEY = -1
-# Inputs that begin so are read by seqio.
+# Prefixes of inputs that seqio reads.
 _SEQIO = ("tfds:", "seqio:")
-# Endings of files of many documents. Other files are such by their first line,
-# unless they are texts.
+# Suffixes of files with many documents. Other files are recognized by their
+# first line, or else are texts.
 _LINES, _TABLES = (".jsonl", ".ndjson", ".json"), (".tsv", ".parquet", ".arrow")
 
-# What reads an input: its rows, with their places in it.
+# Function that yields the rows of an input, with their positions.
 _Reader: TypeAlias = Callable[[], Iterator[tuple[int, Row]]]
 
 
 class Piece(NamedTuple):
-  """Consecutive documents, which become a shard of the corpus."""
+  """Consecutive documents that form one shard of the corpus."""
 
   number: int
   documents: list[Document]
 
 
 class DocumentSource:
-  """The documents of `inputs`, whose rows are all read to begin with.
+  """The documents of `inputs`; the constructor reads all rows once.
 
-  This takes 24 bytes of memory for each row. There are `num_rows`, of
-  `num_bytes` in all, with `title_keys`, sorted, and `has_links` if a document
-  has any. `summary` counts rows with dropped titles and, if bad lines are
-  skipped, rows that are malformed or repeat an id. Equal records of a data set
-  without ids are documents of their own. With a `link_table`, documents have
-  its links.
+  This takes 24 bytes of memory for each row. Afterwards `num_rows`, `num_bytes`
+  (in total), `title_keys` (sorted) and `has_links` are known. `summary` counts
+  rows with dropped titles and, if bad lines are skipped, rows that are
+  malformed or repeat an id. Equal records of a data set without ids become
+  separate documents. With a `link_table`, its links are added to the documents.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -76,13 +75,14 @@ class DocumentSource:
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
     self._files = _open(inputs, reader.fields, self.summary.skipped)
-    # Index, file and number of each row that does not follow the one before.
+    # Index, file and number of each row that does not directly follow the
+    # previous one.
     self._starts: list[tuple[int, str, int]] = []
     following = ("", 0)
     keys, sizes, titles = (array.array("q") for _ in range(3))
     self.has_links = link_table is not None
-    # Indices of rows that give no document, and by the index of other rows the
-    # number of earlier ones with the same contents.
+    # Indices of rows without a document and, for other rows by index, the
+    # number of earlier rows with the same contents.
     self._left_out = set[int]()
     self._repeats: dict[int, int] = {}
     dropped: dict[int, str] = {}
@@ -116,7 +116,7 @@ class DocumentSource:
           self._left_out.add(index)
 
   def _rows(self) -> Iterator[tuple[str, int, Row]]:
-    """Yields all rows, with their files and their numbers in these, from 1."""
+    """Yields all rows, with their file and their number in it, from 1."""
     for file, rows in self._files.items():
       for number, row in rows():
         yield file, number, row
@@ -153,7 +153,7 @@ class DocumentSource:
     return f"{file}:{number + index - start}"
 
   def refuse(self, message: str, reason: str) -> None:
-    """Raises `InputError`, or counts a bad row and notes the message."""
+    """Raises an `InputError`, or counts a bad row and records the message."""
     if not self._skip_bad_lines:
       raise InputError(
         f"{message} (--skip_bad_lines continues without such lines)"
@@ -172,7 +172,7 @@ class DocumentSource:
     for index, file, number, row in itertools.islice(kept, 0, None, stride):
       document = self.reader.read(row)._replace(place=f"{file}:{number}")
       if index in self._repeats:
-        # The same contents become documents of their own.
+        # Equal contents become separate documents.
         name = f"{document.id}-{self._repeats[index]}"
         document = document._replace(id=name)
       if self._link_table is not None:
@@ -180,7 +180,7 @@ class DocumentSource:
       yield document
 
   def pieces(self, piece_bytes: int) -> Iterator[Piece]:
-    """Yields all documents in pieces, of about that many bytes each."""
+    """Yields all documents in pieces of about `piece_bytes` each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
     kept = np.delete(numbers, [*self._left_out])
@@ -190,7 +190,7 @@ class DocumentSource:
 
 
 def _size(row: Row) -> int:
-  """Returns about how many bytes of text a row has."""
+  """Returns the approximate number of bytes of text in a row."""
   if isinstance(row, bytes):
     return len(row)
   if isinstance(row, InputError):
@@ -204,8 +204,8 @@ def _size(row: Row) -> int:
 def _open(
   inputs: Sequence[str], fields: Sequence[str], skipped: Counter[str]
 ) -> dict[str, _Reader]:
-  """Returns what reads each input: files, sorted, then others."""
-  # Of each file, the folder below which its path is a document's id.
+  """Returns the readers of all inputs: files, sorted, then others."""
+  # The folder of each file; document ids are paths relative to it.
   files: dict[str, str] = {}
   for pattern in inputs:
     if not pattern.startswith(_SEQIO):
@@ -216,7 +216,7 @@ def _open(
   }
   for source in inputs:
     if source.startswith(_SEQIO):
-      # Imported late: TensorFlow Datasets takes seconds.
+      # Imported late, because TensorFlow Datasets takes seconds.
       from realm_jax.inputs import seqio_rows
 
       for number, shard in enumerate(seqio_rows.shards(source)):
@@ -225,7 +225,7 @@ def _open(
 
 
 def _reader(name: str, folder: str, fields: Sequence[str]) -> _Reader:
-  """Returns what reads a file, by its ending or else by its first line."""
+  """Returns the reader of a file, by its suffix or else its first line."""
   kind = decompressed(name).suffix.lower()
   first = b""
   if kind not in (*_LINES, *_TABLES):
@@ -256,7 +256,7 @@ def _matches(pattern: str, skipped: Counter[str]) -> dict[str, str]:
   path = epath.Path(pattern)
   found: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
-    # A file may be called like a pattern.
+    # A file's name may look like a pattern.
     if not path.exists():
       found = map(epath.Path, glob.glob(pattern, recursive=True))
   elif glob.has_magic(path.name):
@@ -275,7 +275,7 @@ def _matches(pattern: str, skipped: Counter[str]) -> dict[str, str]:
 
 
 def _files_in(folder: str, skipped: Counter[str]) -> list[str]:
-  """Returns the files of a folder of texts, or of one that `datasets` saved."""
+  """Returns the files in a folder of texts, or one saved by `datasets`."""
   path = epath.Path(folder)
   names = [n for n in sorted(sizes_below(folder)) if "/." not in f"/{n}"]
   if "dataset_dict.json" in names:

@@ -2,12 +2,12 @@
 
 A block is `[CLS] title [SEP] body [SEP]` of at most `block_length` wordpieces.
 Its body takes whole sentences while they fit. A sentence is cut only if it
-fits in no block: between wordpieces and, where possible, between words.
+fits in no block: between wordpieces and, if possible, between words.
 
-The functions take many documents at once, end to end: tokens and bytes are
-numbered through, and `sentence_starts` and `token_starts` tell where each
-document begins. `token_bytes` are the byte ranges of the tokens: see
-`wordpieces.Tokens`.
+The functions take many documents at once, with tokens and bytes numbered
+consecutively; `sentence_starts` and `token_starts` have the first sentence and
+token of each document. `token_bytes` has the byte ranges of the tokens (see
+`wordpieces.Tokens`).
 """
 
 import bisect
@@ -38,9 +38,9 @@ def align_sentences(
 ) -> Sentences:
   """Finds the tokens of sentences, which are byte ranges in order.
 
-  A sentence without tokens is joined to the next one (the last, to the one
-  before), and so are two sentences that share a token. A document without
-  tokens has one empty sentence.
+  A sentence without tokens is joined to the next one (the last sentence, to the
+  previous one). Two sentences that share a token are also joined. A document
+  without tokens has one empty sentence.
   """
   num_tokens = len(token_bytes)
   if not num_tokens:
@@ -80,13 +80,13 @@ def cut_overlong_sentences(
 ) -> tuple[Sentences, Int[np.ndarray, " s"]]:
   """Cuts sentences that fit in no block; also returns the pieces of each.
 
-  A cut is made at white space if there is any in the second half of what fits,
-  else between words (for example before a comma), else between the pieces of a
-  word. The pieces of one character ('½' has three) are separated only if it
-  alone has too many; both blocks then show it.
+  A cut is made at white space if there is any in the second half of the part
+  that fits, else between words (for example before a comma), else between the
+  pieces of a word. The pieces of one character ('½' has three) are separated
+  only if they exceed a block by themselves; both blocks then show it.
 
-  `text` are the documents in UTF-8, and `capacities` the largest number of
-  tokens, at least one, of a body with the sentence.
+  `text` has the documents in UTF-8. `capacities` has, for each sentence, the
+  largest number of tokens, at least one, of a body.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   num_pieces = np.ones(len(sizes), np.int64)
@@ -94,7 +94,7 @@ def cut_overlong_sentences(
   if not overlong.size:
     return sentences, num_pieces
   gaps = token_bytes[1:, 0] - token_bytes[:-1, 1]
-  # Kinds of tokens before which to cut, best first.
+  # Positions at which a cut is possible, by preference.
   is_whole = np.append(True, gaps >= 0)
   is_word = is_whole & ~is_continuation
   is_spaced = is_word & np.append(True, gaps > 0)
@@ -138,7 +138,7 @@ def pack_sentences(
 ) -> Int[np.ndarray, " bounds"]:
   """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
-  `sizes` are the sentences' numbers of tokens, each at most the capacity of its
+  `sizes` are the sentences' token counts, each at most the capacity of its
   document's blocks. A document begins with a new block.
   """
   totals = np.append(0, np.cumsum(sizes)).tolist()
@@ -161,9 +161,9 @@ def token_spans(
 ) -> tuple[Int[np.ndarray, "q 2"], Int[np.ndarray, " q"]]:
   """Finds the tokens of spans, which are byte ranges in order.
 
-  A span that begins or ends inside a token, or crosses the end of a sentence
-  (of `sentences`, token ranges), is left out. Also returns the indices of those
-  that are not.
+  A span that begins or ends inside a token, or crosses the end of a sentence,
+  is left out. `sentences` has token ranges. Also returns the indices of the
+  spans that are kept.
   """
   first = np.searchsorted(token_bytes[:, 0], spans[:, 0])
   limit = np.searchsorted(token_bytes[:, 1], spans[:, 1], side="right")

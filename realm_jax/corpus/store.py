@@ -30,10 +30,10 @@ NULL_ROW = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-  """One block of a corpus, whose arrays and texts are read when asked for.
+  """One block of a corpus, whose arrays and texts are read on first use.
 
-  Token ranges are of the body. An edited block has another `text`, with its
-  `token_ids` and `byte_ranges`; no sentences and spans are found in it.
+  Token ranges refer to the body. An edited block has another `text`, with its
+  `token_ids` and `byte_ranges`, but no sentences and spans.
   """
 
   row: int
@@ -41,14 +41,14 @@ class Block:
   position: int
 
   def replace(self, **values: Any) -> "Block":
-    """Returns the block with other values of its properties, in memory."""
+    """Returns a copy of the block, in memory, with other property values."""
     block = copy.copy(self)
     vars(block).update(values)
     return block
 
   @functools.cached_property
   def parts(self) -> "tuple[Block, ...]":
-    """The blocks of the path that it is made of (`paths.joined_block`)."""
+    """Blocks of the path from which `paths.joined_block` made this block."""
     return (self,)
 
   @functools.cached_property
@@ -98,7 +98,7 @@ class Block:
 
   @functools.cached_property
   def title_length(self) -> int:
-    """How many of `token_ids` belong to the title."""
+    """Number of `token_ids` that belong to the title."""
     return int(self.shard.array("title_lengths")[self.position])
 
   @property
@@ -130,7 +130,8 @@ class Block:
     return self.shard.kinds[found]
 
 
-# The block that is no evidence: it has no words, and is in no corpus.
+# The null block, which stands for no evidence. It has no words, and is not in
+# any corpus.
 NULL_BLOCK = Block(
   NULL_ROW,
   Shard({"name": "", "num_blocks": 0, "files": [], "span_kinds": []}, Path, ()),
@@ -146,20 +147,22 @@ NULL_BLOCK = Block(
 class Corpus:
   """All blocks of one corpus version; open one with `Corpus.open`.
 
-  Rows, 0…N−1, index blocks in one version and are what arrays hold; ids are
-  stable across versions and outlive a run. The null block is row −1: it is not
-  stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
+  Rows 0…N−1 index the blocks of one version; arrays refer to blocks by rows.
+  Ids are stable across versions and outlive a run. The null block is row −1: it
+  is not stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
 
-  `name` is part of the block ids, so that two corpora have different ids.
-  `source` is the directory that was opened, possibly on an object store.
-  Documents that name no language are written in `language`, an ISO 639-1 code.
-  `span_kinds` has the names of the kinds of salient spans, and `relations` of
-  links; the first of these, "", is a plain link.
+  Attributes:
+    name: Name of the corpus. It is part of the block ids, so that two corpora
+      have different ids.
+    source: Directory that was opened, possibly on an object store.
+    language: ISO 639-1 code of documents that do not state their language.
+    span_kinds: Names of the kinds of salient spans.
+    relations: Names of the relations of links; the first, "", is a plain link.
   """
 
   def __init__(self, source: epath.Path, manifest: Manifest):
     self.source = source
-    # Open versions by fingerprint, shared by all that were opened from one.
+    # Open versions by fingerprint, shared between the versions of a corpus.
     self._opened = weakref.WeakValueDictionary[str, Corpus]()
     self.fingerprint = manifest["fingerprint"]
     self.version = manifest["corpus_version"]
@@ -173,7 +176,7 @@ class Corpus:
     self.language = manifest.get("language", ENGLISH)
     # Records of the models of views, by name.
     self.views: Mapping[str, Any] = manifest.get("views", {})
-    # The sizes of their vocabularies.
+    # Sizes of the views' vocabularies.
     self.view_sizes = {name: view["size"] for name, view in self.views.items()}
     self._staged = StagedFiles(
       source,
@@ -181,7 +184,7 @@ class Corpus:
       error=CorpusError,
       advice="; copy or build the corpus again",
     )
-    # Kinds of files that have been copied from an object store.
+    # Arrays whose files have been copied from an object store.
     self._copied: set[str] = set()
     ids = manifest["vocabulary"]["special_ids"]
     self._cls_id, self._sep_id = ids["cls"], ids["sep"]
@@ -208,7 +211,7 @@ class Corpus:
     version: int | None = None,
     fingerprint: str | None = None,
   ) -> "Corpus":
-    """Opens the newest version, or the one that is named; reads no array.
+    """Opens the newest version, or the given one, without reading arrays.
 
     Raises:
       CorpusError: There is no corpus, it has no such version or another
@@ -233,7 +236,7 @@ class Corpus:
     return self.at(manifest["corpus_version"], manifest["fingerprint"])
 
   def at(self, version: int, fingerprint: str) -> "Corpus":
-    """Returns a version, which is opened once while it is in use.
+    """Returns a version; while it is in use, it is opened only once.
 
     Raises `CorpusError` if it is missing, or has another vocabulary or block
     length.
@@ -268,8 +271,8 @@ class Corpus:
   def local(self, path: str) -> Path:
     """Returns a local file, by its path in the directory.
 
-    Those on an object store are copied to the cache when they are first used:
-    an array in all shards at once, and none that a run does not read.
+    Files on an object store are copied to the cache on first use: those of an
+    array in all shards at once. Arrays that a run does not read are not copied.
     """
     kind = _kind(path)
     if self._staged.is_copied and kind not in self._copied:
@@ -332,7 +335,7 @@ class Corpus:
   def rows_of(
     self, ids: Int[np.ndarray, "*s"] | np.int64
   ) -> Int[np.ndarray, "*s"]:
-    """Returns the rows of block ids, int32; −1 for an id that is not there."""
+    """Returns the rows of block ids, int32; −1 for an unknown id."""
     ids = np.asarray(ids, np.int64)
     index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
     rows = self._id_order[np.minimum(index, self.num_blocks - 1)]
@@ -350,7 +353,7 @@ class Corpus:
   # --- One block --------------------------------------------------------
 
   def block(self, row: int) -> Block:
-    """Returns a block; raises `IndexError` for rows that are not there."""
+    """Returns a block; raises `IndexError` for a row that does not exist."""
     if not 0 <= row < self.num_blocks:
       raise IndexError(
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
@@ -382,9 +385,8 @@ class Corpus:
   ) -> Int[np.ndarray, "*s {length}"]:
     """Returns `[CLS] title [SEP] body [SEP]` of many blocks, padded with 0.
 
-    Training reads these tokens, int32, at every step. A block that is too long
-    loses the end of its body and keeps its last [SEP]. The length is at least
-    3.
+    Training reads these tokens, int32, at every step. The body of a block that
+    is too long is truncated; the last [SEP] stays. The length is at least 3.
     """
     rows = np.asarray(rows)
     tokens = np.zeros((rows.size, length), np.int32)
@@ -413,7 +415,7 @@ class Corpus:
     return queries
 
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
-    """Returns the texts of many bodies as they were written, in UTF-8."""
+    """Returns the original texts of many bodies, in UTF-8."""
     bodies = [b""] * rows.size
     for shard, indices, positions in self.by_shard(rows):
       for i, position in zip(indices.tolist(), positions.tolist(), strict=True):
@@ -423,7 +425,7 @@ class Corpus:
   def body_tokens_flat(
     self, rows: Int[np.ndarray, " n"]
   ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n+1"]]:
-    """Returns body tokens of blocks end to end, int32, and their offsets."""
+    """Returns the concatenated body tokens of blocks, int32, and offsets."""
     empty = np.zeros(0, np.int32)
     bodies = [
       empty if row == NULL_ROW else self.block(row).body_token_ids
@@ -448,13 +450,13 @@ class Corpus:
 
 
 def _kind(path: str) -> str:
-  """Returns what the files of an array have in common in all shards."""
+  """Returns the part of a path that all shards' files of an array share."""
   folder, _, name = path.rpartition("/")
   return folder if folder == manifests.REMOVED else name
 
 
 def require_block_length(block_length: int, *corpora: Corpus) -> None:
-  """Raises `CorpusError` for a length that cuts blocks, or that none needs."""
+  """Raises a `CorpusError` if a length truncates blocks, or is never needed."""
   longest = max(corpora, key=lambda corpus: corpus.block_length)
   if block_length != (length := longest.block_length):
     effect = "cut its blocks" if block_length < length else "only add padding"

@@ -1,4 +1,4 @@
-"""Counts of what a build or an update did; nothing is left out silently."""
+"""Statistics of builds and updates, so that nothing is dropped silently."""
 
 import dataclasses
 import importlib.util
@@ -10,11 +10,11 @@ from realm_jax.console import columns
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
-# Bounds within which a stage has something to train on. Below two sentences,
-# few are left once one has become the query.
+# Bounds beyond which a stage has too little to train on. With fewer than two
+# sentences in a block, hardly any is left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
-# First errors, and titles without a document, that are listed.
+# Maximum number of errors, and of titles without a document, to list.
 MOST_LISTED = 10
 # Languages, their names, and the packages that find words in them.
 _SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
@@ -22,28 +22,27 @@ _SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
 
 @dataclasses.dataclass
 class BuildSummary:
-  """Counts of one build; `vars` gives what a manifest records.
+  """Counts of one build; the manifest records its `vars`.
 
   Attributes:
-    documents, blocks, tokens, sentences: What the corpus has.
+    documents, blocks, tokens, sentences: Sizes of the corpus.
     unknown_tokens: Tokens that are [UNK].
-    uncut_sentences: Sentences before the ones longer than a block were cut.
+    uncut_sentences: Sentences, before those longer than a block were cut.
     cut_sentences: Sentences that are longer than a block.
     cut_titles: Titles that are longer than half a block.
-    long_words: Words of over 1,000 characters, which are left out.
-    salient_spans: Spans that were found, by kind.
-    unaligned_spans: Of these, spans that begin or end inside a token or cross
-      the end of a sentence, which are left out.
-    spans_to_mask: Spans that the corpus has, other than bare numbers.
+    long_words: Dropped words of over 1,000 characters.
+    salient_spans: Detected spans, by kind.
+    unaligned_spans: Dropped spans, which begin or end inside a token or cross
+      the end of a sentence.
+    spans_to_mask: Spans in the corpus, other than bare numbers.
     duplicate_blocks: Blocks that equal an earlier one.
-    links: Links of blocks, in all.
-    links_to_unknown: Of these, links to titles that no document has.
-    unknown_titles: A few of these titles.
-    languages: Documents by the code of their language.
-    scripts: Documents whose line has no language, by the script of most of
-      their letters.
-    tagger: Tagger of salient spans that the language chose, if none was given.
-    skipped: What was left out, by reason.
+    links: Links of blocks.
+    links_to_unknown: Links to titles that no document has.
+    unknown_titles: Examples of such titles.
+    languages: Documents by language code.
+    scripts: Documents without a language, by the script of most letters.
+    tagger: Tagger of salient spans that was chosen by language, if any.
+    skipped: Skipped lines and documents, by reason.
     first_errors: Messages of the first bad lines.
   """
 
@@ -70,7 +69,7 @@ class BuildSummary:
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
   def merge(self, other: Mapping[str, Any]) -> None:
-    """Adds the counts of a part of the build, as `vars` gives them."""
+    """Adds the counts of a part of the build, the `vars` of its summary."""
     for name, value in vars(self).items():
       if isinstance(value, Counter):
         value.update(other[name])
@@ -80,7 +79,7 @@ class BuildSummary:
         setattr(self, name, total[:MOST_LISTED] if is_list else total)
 
   def add_links(self, number: int, unknown: Sequence[str]) -> None:
-    """Adds links, with the titles of those that lead to no document."""
+    """Adds links, with the titles for which there is no document."""
     self.links += number
     self.links_to_unknown += len(unknown)
     titles = dict.fromkeys([*self.unknown_titles, *unknown])
@@ -104,7 +103,7 @@ class BuildSummary:
     }
 
   def warnings(self) -> list[str]:
-    """Returns what makes a stage useless, and what to do, a sentence each."""
+    """Returns warnings, with advice, about too little data for a stage."""
     sentences, spans, unknown, _ = self._ratios.values()
     scripts = {
       name: f"{count:,} in {name}"
@@ -161,7 +160,7 @@ class UpdateSummary:
 
   Attributes:
     version: Number of the newest version after the update.
-    added, replaced, removed, unchanged: Documents that were given.
+    added, replaced, removed, unchanged: Documents in the input.
     blocks_removed: Blocks of documents that were replaced or removed.
     new: Counts of the documents that were added or replaced others.
   """

@@ -1,7 +1,7 @@
 """Tables: TSV, parquet, and the arrow files of Hugging Face's `datasets`.
 
-Each is read in order, some rows at a time, and HotpotQA's questions with their
-paragraphs at once.
+They are read in order, some rows at a time. HotpotQA's questions with their
+paragraphs are read whole.
 """
 
 import csv
@@ -19,20 +19,20 @@ from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import FIELDS, Fields, Row, hash63
 from realm_jax.storage.line_files import lines_of
 
-# Rows of parquet that are in memory at once.
+# Number of rows of parquet in memory at once.
 _ROWS_AT_ONCE = 256
-# Characters of the longest field of TSV: `lines_of` cuts only longer lines.
+# Maximum length of a TSV field in characters; `lines_of` cuts longer lines.
 _LONGEST_FIELD = 4 << 20
 
 
 def read_tsv(name: str) -> Iterator[tuple[int, Row]]:
   """Yields the rows of tab-separated values, with their lines.
 
-  A file whose first line names `id` and `text` has quotes as csv does, as DPR's
-  passages. Others have id, text and perhaps title, as MS MARCO's.
+  A file whose header has `id` and `text` is quoted like CSV, as DPR's passages
+  are. Other files have columns id, text and optionally title, as MS MARCO's do.
   """
   csv.field_size_limit(_LONGEST_FIELD)
-  # What is not UTF-8 is refused with its row.
+  # A row that is not UTF-8 is refused later.
   lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(name))
   first = next(lines, "").removeprefix("\ufeff")
   names = first.rstrip().replace('"', "").split("\t")
@@ -42,7 +42,7 @@ def read_tsv(name: str) -> Iterator[tuple[int, Row]]:
     fewest, quoting, offset = 2, csv.QUOTE_NONE, 1
   rows = csv.reader(lines, delimiter="\t", quoting=quoting, strict=True)
   while True:
-    # A row has several lines if its quotes have.
+    # A quoted field may span several lines.
     number = rows.line_num + offset
     try:
       if not fewest <= len(values := next(rows)) <= len(names):
@@ -58,9 +58,9 @@ def read_tsv(name: str) -> Iterator[tuple[int, Row]]:
 def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
   """Yields the rows of parquet, or of an arrow stream, with their numbers.
 
-  Only columns that are used are read, those that the corpus keeps (`fields`)
-  among them. A date becomes text, as ISO 8601 writes it. Raises `InputError` if
-  the file is damaged.
+  Reads only the columns that are used, including those that the corpus keeps
+  (`fields`). Dates become text in ISO 8601. Raises an `InputError` if the file
+  is damaged.
   """
   number = 0
   try:
@@ -70,7 +70,7 @@ def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
       read = pyarrow.parquet.ParquetFile if is_parquet else pa.ipc.open_stream
       table: Any = read(file)
       names = (table.schema_arrow if is_parquet else table.schema).names
-      # Of a table without texts all are read, for an error that lists them.
+      # All columns of a table without texts are read, for the error message.
       if {"text", "contents"} & {*names}:
         names = [key for key in names if key in (*FIELDS, *fields)]
       batches = table

@@ -1,18 +1,18 @@
-"""Updates a corpus: documents are added, replaced and removed by their ids.
+"""Updates a corpus: adds, replaces and removes documents by their ids.
 
-Views are added to the newest version, whose manifest is replaced for that.
+Also adds views to the newest version, by replacing its manifest.
 
-The new version has the blocks that a build of the changed text would have, in
-another order. Blocks of unchanged documents keep their ids, text and files.
+The new version has the same blocks as a build of the changed text, in another
+order. Blocks of unchanged documents keep their ids, text and files.
 
 New files are written to a staging directory and moved to names that no version
-uses yet. Then the manifest of the version before is kept, and `corpus.json` is
-replaced. A process that is killed before that leaves the version before, and
-files that no manifest names, which the next update removes.
+uses yet. Then the manifest of the previous version is copied to `versions`, and
+`corpus.json` is replaced. A process that is killed before that leaves the
+previous version intact, and unreferenced files, which the next update removes.
 
-Locally a second concurrent update is refused. Object stores have no locks: the
-slower of two updates usually finds that the other was faster, but one of them
-can be lost between that check and its own write.
+On a local disk a second concurrent update is refused. Object stores have no
+locks: the slower of two updates usually notices the other one, but an update
+can be lost between this check and the write.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, sizes_below, upload_directory
 from realm_jax.text.salient_spans import Tagger
 
-# Phrases are counted in about as many blocks of the version before.
+# Approximate number of existing blocks in which phrases are counted.
 _SAMPLE = 10_000
-# Key of a document that has lost all its blocks.
+# Key of a document whose blocks have all been removed.
 _GONE = -1
 
 
@@ -73,26 +73,26 @@ def update_corpus(
 ) -> UpdateSummary:
   """Makes a new version of a corpus from JSON Lines of changes.
 
-  A line with an id that the corpus has replaces that document, one with a new
-  id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
-  the version before continue to read it: it stays, and takes only the space of
-  what was removed since. Once its manifest in `versions` is deleted, the next
-  update of a local corpus removes the files that only it had.
+  A line with an existing id replaces that document, a line with a new id adds a
+  document, and `{"id": …, "remove": true}` removes one. Processes that read the
+  previous version can continue: it stays, and takes only the space of the
+  removed documents. Once its manifest in `versions` is deleted, the next update
+  of a local corpus removes the files that only this version used.
 
   Vocabulary, block length and language stay. `build_corpus` describes the other
-  arguments; give the tagger and the reading of HTML that the build had.
-  Recurring phrases are counted in the version before.
+  arguments; use the same tagger and HTML option as for the build. Recurring
+  phrases are counted in the previous version.
 
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
-      the corpus has them. None takes the texts of the build.
-    link_table: File of further links of documents that are added or replace
-      others; unchanged ones keep theirs.
+      they are in the corpus. None takes the texts of the build.
+    link_table: File of further links for new and replaced documents; unchanged
+      documents keep their links.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 
   Returns:
-    Counts of what changed. If nothing did, there is no new version.
+    Counts of changes. Without any, there is no new version.
 
   Raises:
     InputError: The input cannot be read, or removes an unknown document.
@@ -171,10 +171,10 @@ def update_corpus(
 def add_views(
   output_dir: epath.PathLike, view: Sequence[str], *, workers: int = 1
 ) -> None:
-  """Adds views to the newest version of a corpus, which stays that version.
+  """Adds views to the newest version of a corpus, without a new version.
 
   `build_corpus` describes the arguments; models are learned from the blocks.
-  Updates keep the views. Raises errors as `update_corpus`, and a
+  Updates keep the views. Raises the errors of `update_corpus`, and a
   `VocabularyError` if a model cannot be used.
   """
   directory = epath.Path(output_dir)
@@ -207,7 +207,7 @@ def _changing(
 ) -> Iterator[tuple[Path, Manifest, Corpus]]:
   """Yields a directory for new files, the newest manifest and its corpus.
 
-  Locally, other changes are kept out meanwhile.
+  On a local disk, other changes are locked out until the block ends.
   """
   require_writable(directory)
   manifests.read(directory)  # Raises an error if there is none.
@@ -217,7 +217,7 @@ def _changing(
     staging_directory(directory) as staging,
   ):
     if not is_remote(directory):
-      # Of a killed update, and of versions that were deleted.
+      # Files of a killed update, and of deleted versions.
       named = {
         file.path
         for version in (*manifests.earlier_versions(directory), None)
@@ -236,8 +236,8 @@ def _changing(
 class _ExistingDocuments:
   """The documents of one version, by the ids of their first blocks.
 
-  A document is there if a block of it is left, be it another than the first.
-  Blocks and documents are numbered through all shards.
+  A document exists if any of its blocks is left. Blocks and documents are
+  numbered consecutively over all shards.
   """
 
   def __init__(self, corpus: Corpus):
@@ -252,7 +252,7 @@ class _ExistingDocuments:
       keys.append(shard.array("block_ids")[starts[:-1]])
       hashes.append(shard.array("document_hashes"))
       ranges.append(first + np.stack([starts[:-1], starts[1:]], axis=1))
-    # Hashes of what the documents were made from.
+    # Hashes of the documents' inputs.
     self.hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
     left = np.append(0, np.cumsum(~self._is_removed))[self._ranges]
     is_left = left[:, 1] > left[:, 0]
@@ -273,7 +273,7 @@ class _ExistingDocuments:
   def without_removed(
     self, staging: Path, prefix: str, summary: UpdateSummary
   ) -> list[ShardRecord]:
-    """Lists what was removed in files; returns the records of the shards."""
+    """Writes lists of removed blocks; returns the records of the shards."""
     records: list[ShardRecord] = []
     parts = np.split(self._is_removed, self._firsts[1:-1])
     for shard, is_removed in zip(self.corpus.shards, parts, strict=True):
@@ -297,7 +297,7 @@ class _ExistingDocuments:
 def _changed(
   source: DocumentSource, existing: _ExistingDocuments, summary: UpdateSummary
 ) -> Iterator[Document]:
-  """Yields new and changed documents; removes what they replace."""
+  """Yields new and changed documents; removes the ones they replace."""
   corpus = existing.corpus
   for change in source.documents():
     found = existing.find(change.id)
@@ -328,10 +328,10 @@ def _changed(
 def _publish(
   staging: Path, directory: epath.Path, before: Manifest, manifest: Manifest
 ) -> None:
-  """Adds new files, and replaces the manifest; that of a version is kept.
+  """Adds new files, and replaces the manifest; keeps the previous version's.
 
   Raises:
-    CorpusError: Another process has done so since `before` was read.
+    CorpusError: Another process has changed the corpus since `before` was read.
   """
   _move_files(staging, directory)
   if manifests.read(directory) != before:
@@ -346,7 +346,7 @@ def _publish(
 
 
 def _move_files(staging: Path, target: epath.Path) -> None:
-  """Puts new files where the manifest will name them."""
+  """Moves new files to the paths that the manifest will record."""
   if is_remote(target):
     upload_directory(staging, target)
     return

@@ -1,13 +1,13 @@
 """Views: the titles and bodies of a corpus in the vocabulary of a reader.
 
 A view `t5` adds a SentencePiece model to the corpus's directory,
-`views/t5.model`, and these arrays to each shard, like those without `t5.`:
+`views/t5.model`, and these arrays to each shard:
 
     t5.token_ids.npy           title and body of each block, without specials
     t5.token_ids_offsets.npy
     t5.title_lengths.npy
 
-They follow from the texts and the model alone. So a view is no part of the
+They depend only on the texts and the model. So a view is not part of the
 corpus's fingerprint, and adding one leaves runs and index snapshots valid.
 """
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 # Vocabularies by the names of views.
 Vocabularies: TypeAlias = Mapping[str, "SentencePieceVocabulary"]
 
-# Arrays of a shard that views are made from.
+# Arrays of a shard from which views are made.
 TEXTS = "bodies bodies_offsets titles titles_offsets document_starts".split()
-# Bytes of text that a SentencePiece model is learned from; of more, a sample.
+# Bytes of text from which a SentencePiece model is learned; larger corpora are
+# sampled.
 LEARNED_BYTES = 32 << 20
 # Each block repeats its title, so a longer one is cut.
 _LONGEST_TITLE = 128
@@ -93,8 +94,8 @@ class View:
   def gather(self, rows: Int[np.ndarray, "*s"], length: int) -> ViewedBlocks:
     """Returns the titles and bodies of many blocks, int32.
 
-    A title has at most half of the length; a longer one, and then the body,
-    loses its end. The null block is empty.
+    Titles are truncated to half of the length, and bodies to the rest. The null
+    block is empty.
     """
     rows = np.asarray(rows)
     ids = np.zeros((rows.size, length), np.int32)
@@ -107,7 +108,7 @@ class View:
       starts = offsets[positions]
       bodies = offsets[positions + 1] - starts - whole_titles
       limits = np.minimum(cut_titles + bodies, length)
-      # In the array, the body comes after the end that the title has lost.
+      # In the array, the body follows the whole title.
       skipped = (whole_titles - cut_titles)[:, np.newaxis]
       source = starts[:, np.newaxis] + column
       source += np.where(column < cut_titles[:, np.newaxis], 0, skipped)
@@ -126,10 +127,11 @@ class View:
 def parse_views(
   views: Sequence[str], *, known: Iterable[str] = ()
 ) -> "dict[str, Callable[[Iterable[str]], SentencePieceVocabulary]]":
-  """Returns what makes the vocabulary of each view, of texts to learn from.
+  """Parses --view: returns functions that make the views' vocabularies.
 
-  Raises `CorpusError` for a view that is none, or has a `known` name, and
-  `VocabularyError` for a model that cannot be read.
+  Each function takes the texts to learn from. Raises a `CorpusError` for a
+  malformed view or a `known` name, and a `VocabularyError` for a model that
+  cannot be read.
   """
   from realm_jax.text import sentencepieces
 
@@ -161,7 +163,7 @@ def write_views(
   files = {**record.get("views", {})}
   for view, vocabulary in views.items():
     dtype = "<u2" if vocabulary.size <= 1 << 16 else "<i4"
-    # Arrays take less memory than the lists that they are made of.
+    # Arrays take less memory than lists.
     parts, titles = [np.zeros(0, dtype)], list[int]()
     for document, (first, limit) in enumerate(itertools.pairwise(starts)):
       text = shard.item("titles", document).tobytes().decode()

@@ -1,8 +1,8 @@
 """Writes corpora: shards, and a directory that appears complete or not at all.
 
-Shards are written to a staging directory, which replaces the target when it
-is complete. On an object store, which cannot rename, `corpus.json` is written
-last: without it a directory is no corpus.
+Shards are written to a staging directory, which replaces the target when it is
+complete. An object store cannot rename, so `corpus.json` is written last there:
+without it, a directory is no corpus.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from realm_jax.storage.staging import FileRecord
 from realm_jax.text.vocabulary import SPECIAL_PIECES, BertVocabulary
 from realm_jax.text.vocabulary_files import write_vocabulary
 
-# Bytes of text in a shard that is written by one process.
+# Maximum number of bytes of text in a shard.
 SHARD_BYTES = 64 << 20
 
 
-# Whole documents with their blocks, in order, in memory: `ARRAYS`, and perhaps
-# `LINK_ARRAYS`, with offsets from 0, of any integer dtype but for `token_ids`;
-# kinds of salient spans and relations by name.
+# Arrays of whole documents and their blocks, in order: `ARRAYS`, and optionally
+# `LINK_ARRAYS`. Offsets start at 0; integers except `token_ids` may have any
+# type; kinds of salient spans and relations are names.
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
@@ -44,8 +44,8 @@ def write_shards(
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
-  A shard ends with the blocks that bring it to `SHARD_BYTES` of text, and is
-  in memory until then. Returns the shards' records for the manifest.
+  A shard is in memory until it has at least `SHARD_BYTES` of text, and is then
+  written. Returns the shards' records for the manifest.
   """
   blocks = iter(blocks)
 
@@ -67,12 +67,12 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   """Writes documents to a new folder; returns None if there is no block."""
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
-  # A plain link has none.
+  # A plain link has the empty relation.
   relations = {"": 0}
   for part in blocks:
     if not len(part["block_ids"]):
       continue
-    # Kinds of spans are numbered as the shard first has them.
+    # Kinds of spans are numbered in order of their first occurrence.
     names = part["salient_span_kinds"].tolist()
     numbers = [kinds.setdefault(name, len(kinds)) for name in names]
     part = {**part, "salient_span_kinds": np.array(numbers, np.int64)}
@@ -82,7 +82,7 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
       names = part["link_relations"].tolist()
       numbers = [relations.setdefault(n, len(relations)) for n in names]
       part["link_relations"] = np.array(numbers, np.int64)
-    # The dtypes of their files take less memory.
+    # Converted at once, because the files' dtypes take less memory.
     parts.append(
       {
         name: np.ascontiguousarray(part[name], dtype)
@@ -97,7 +97,7 @@ def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   for name in (*ARRAYS, *(LINK_ARRAYS if has_links else ())):
     values = [part[name] for part in parts]
     if name == "document_starts" or name.endswith("_offsets"):
-      # The offsets of a part go on where the part before it ends.
+      # The offsets of a part continue where the previous part ends.
       sizes = np.concatenate([np.diff(offsets) for offsets in values])
       values = [np.zeros(1, np.int64), np.cumsum(sizes)]
     path = folder / f"{name}.npy"
@@ -122,7 +122,7 @@ def write_removed(
   prefix: str,
   array: Callable[[str], np.ndarray],
 ) -> dict[str, Any]:
-  """Lists the blocks of a shard that are removed, by their sorted positions.
+  """Writes the sorted positions of a shard's removed blocks.
 
   `array` reads an array of the shard by its name.
   """
@@ -145,9 +145,9 @@ def write_removed(
 
 
 def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
-  """Raises `CorpusError` if a directory has a corpus, or other files.
+  """Raises a `CorpusError` if a directory has a corpus, or other files.
 
-  Raises `TargetError` if it is a file, or a disk is mounted there.
+  Raises a `TargetError` if it is a file, or a mount point.
   """
   path = epath.Path(output_dir)
   atomic.check_target(path)
@@ -169,9 +169,9 @@ def new_corpus(
 ) -> Iterator[Path]:
   """Yields a local directory, which becomes the corpus when the block ends.
 
-  The block writes shards to it, and at last calls `finish`. If it raises an
-  error, what it wrote is removed. Shards may also be written to `output_dir`
-  on an object store. Call `check_target` before.
+  The `with` block writes shards to it, and finally calls `finish`. If it raises
+  an error, its files are removed. Shards may also be written to `output_dir` on
+  an object store. Call `check_target` first.
   """
   target = epath.Path(output_dir)
   advice = "free some space, or name another --output_dir"
@@ -184,7 +184,7 @@ def new_corpus(
       atomic.rename_into_place(staging, target, overwrite=overwrite)
       return
     (target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    # An update would find versions of an earlier corpus in these folders.
+    # Otherwise an update would find versions of an earlier corpus here.
     for folder in (manifests.VERSIONS, manifests.REMOVED, manifests.VIEWS):
       (target / folder).rmtree(missing_ok=True)
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)

@@ -1,11 +1,11 @@
-"""Questions to a run: retrieval, and the answers of its reader.
+"""Answers questions by retrieval and the reader of a run.
 
-A reader that points scores the spans s of the blocks that are read, and
-training takes one softmax of reader(s) + f(x, z) over all of them (ORQA,
-section 5): a joint distribution of block and span. Everything that is shown is
-a part of it: p(y|x) is the sum over the spans that give an answer y, p(z|x) the
-sum over the spans of a block, and a block's share of y the part of p(y|x) in
-the block. Other readers register a function: see `answer_from_blocks`.
+An extractive reader scores the spans s of the blocks that it reads. Training
+takes one softmax of reader(s) + f(x, z) over all of them (ORQA, section 5),
+which is a joint distribution of block and span. All reported probabilities are
+sums over it: p(y|x) over the spans with the text y, p(z|x) over the spans of a
+block, and a block's share of y is the block's part of p(y|x). Other readers
+register a function (see `answer_from_blocks`).
 """
 
 import dataclasses
@@ -44,15 +44,15 @@ def ask(
   """Answers questions from the blocks that are retrieved for them.
 
   Args:
-    run: Run of open QA, whose configuration says how many blocks are read.
-    questions: Questions, any number.
+    run: Run of open QA, with the number of blocks to read in its configuration.
+    questions: Any number of questions.
     answer: Answer whose probabilities are wanted; None chooses the best one.
-    token_ids: Their tokens, where they are encoded already.
+    token_ids: Tokens of the questions, if they have been encoded already.
 
   Raises:
-    SearchError: More blocks are to be read than are retrieved.
-    RealmError: A question has no words, or the blocks to read depend on its
-      answers.
+    SearchError: `num_read` exceeds the number of retrieved blocks.
+    RealmError: A question has no words, or the configuration chooses blocks by
+      known answers.
   """
   if run.config.candidates == "gold":
     raise RealmError(
@@ -74,11 +74,11 @@ def ask(
 
 
 def require_answering(run: TrainedRun) -> None:
-  """Checks what `ask` needs, and loads the snapshot.
+  """Checks that a run can answer questions, and loads its snapshot.
 
   Raises:
     CheckpointError: The run has no reader.
-    SearchError: More blocks are to be read than are retrieved.
+    SearchError: `num_read` exceeds the number of retrieved blocks.
     SnapshotError: The snapshot is missing or damaged.
   """
   run.require_reader()
@@ -105,15 +105,15 @@ def answer_from_blocks(
 ) -> list[Result]:
   """Answers questions from blocks that were retrieved for them.
 
-  Each kind of reader has a function of its own, which is registered for its
-  class: `@answer_from_blocks.register(MyReader)`.
+  Each class of readers registers its own function:
+  `@answer_from_blocks.register(MyReader)`.
 
   Args:
     reader: Module of the run's reader.
     run: Run, with the parameters of the reader.
     questions: Questions.
-    token_ids: The same in wordpieces, `[CLS] x [SEP]`, padded with 0.
-    hits: Blocks to read for each, as many for all, best first.
+    token_ids: Questions in wordpieces, `[CLS] x [SEP]`, padded with 0.
+    hits: Blocks to read for each question, the same number for all, best first.
     answer: Answer whose probabilities are wanted; None chooses the best one.
 
   Raises:
@@ -138,7 +138,7 @@ def answer_from_spans(
   hits: Sequence[Sequence[Hit]],
   answer: str | None = None,
 ) -> list[Result]:
-  """Answers questions by spans: see `answer_from_blocks`."""
+  """Answers questions by spans (see `answer_from_blocks`)."""
   scores = np.array([[hit.relevance for hit in own] for own in hits], "f4")
   logits = run.compute(
     span_logits,
@@ -163,9 +163,9 @@ def answer_from_graphs(
   hits: Sequence[Sequence[Hit]],
   answer: str | None = None,
 ) -> list[Result]:
-  """Answers questions by the spans of graphs: see `answer_from_blocks`.
+  """Answers questions by spans of graphs (see `answer_from_blocks`).
 
-  The reader scores the blocks, and not the retriever.
+  The reader scores the blocks itself; the retriever's scores are not used.
   """
   rows = np.array([[hit.block.row for hit in own] for own in hits])
   totals = run.compute(
@@ -188,12 +188,12 @@ def span_logits(
   query: Int[Array, "b q"],
   blocks: Int[Array, "b k l"],
 ) -> Float[Array, "b k l w"]:
-  """Returns the reader's scores of spans, −∞ where there is none.
+  """Returns the reader's scores of spans, −∞ for invalid ones.
 
-  The best of them, with the score of its block, is the choice of Google's and
-  Hugging Face's readers, which choose the block of the best span and its place
-  in the block separately: unless spans of two blocks have exactly equal scores,
-  both are of one span.
+  The span with the best score, including the score of its block, is also the
+  choice of Google's and Hugging Face's readers. These choose the block of the
+  best span and the position in the block separately, which differs only if
+  spans of two blocks have exactly equal scores.
   """
   spans = reader.apply(
     {"params": params},
@@ -211,7 +211,7 @@ def graph_span_logits(
   blocks: Int[Array, "b k l"],
   edges: Int[Array, "b k k"],
 ) -> Float[Array, "b k l w"]:
-  """Returns the reader's scores of spans in connected blocks; −∞ for none."""
+  """Returns the reader's scores of spans in connected blocks, or −∞."""
   inputs = GraphInputs(reader.join(query, blocks), edges)
   spans = reader.apply(
     {"params": params},
@@ -237,10 +237,9 @@ def _best_spans(
   is_continuation = run.vocabulary.is_continuation
 
   def read_span(span: int) -> tuple[int, str, int, int]:
-    """Returns the place of a span's block in `blocks`, and what the span says.
+    """Returns the index of a span's block, and its text as whole words.
 
-    This is its text, widened to whole words, and the text's characters
-    `[start, limit)` in the block.
+    Also returns the text's characters `[start, limit)` in the block.
     """
     k, start, extra = map(int, np.unravel_index(span, log_p.shape))
     block, body = blocks[k], blocks[k].text.encode()
@@ -253,7 +252,7 @@ def _best_spans(
     return k, text, begin, begin + len(text)
 
   def answer_from(spans: Sequence[int]) -> Answer:
-    """Returns the answer that spans give, the best one first."""
+    """Makes an answer from its spans, which are sorted, best first."""
     k, text, first, limit = read_span(spans[0])
     by_block = np.unravel_index(spans, log_p.shape)[0]
     p = np.exp(log_p.reshape(-1)[spans])
@@ -279,7 +278,7 @@ def _best_spans(
   chosen = answers[0] if answers else Answer("", 0.0)
   if answer is not None:
     key = normalize_answer(answer, language)
-    # Also beyond the best spans, which the answers are made of.
+    # The answer may not be among the best spans, which form `answers`.
     spans = groups.get(key) or grouped(order).get(key)
     chosen = answer_from(spans) if spans else Answer(answer, 0.0)
   read = []

@@ -4,11 +4,11 @@
     queries.jsonl      {"_id": …, "text": …}
     qrels/SPLIT.tsv    query-id, corpus-id and score (a grade), with this header
 
-The corpus of the run is what `build_corpus --input=DIR/corpus.jsonl` makes, so
-that the documents of its blocks have BEIR's ids. A document of several blocks
-has the score of its best one (MaxP; Dai & Callan 2019). The metrics are those
-of trec_eval, and as in BEIR's own evaluation a document with the query's own id
-is left out. OUTPUT_DIR/run.trec and qrels.trec are what trec_eval reads.
+Build the corpus of the run with `build_corpus --input=DIR/corpus.jsonl`, so
+that documents have BEIR's ids. A document with several blocks has the score of
+its best one (MaxP; Dai & Callan 2019). The metrics agree with trec_eval. As in
+BEIR's own evaluation, a document with the query's own id is left out.
+OUTPUT_DIR/run.trec and qrels.trec are inputs for trec_eval.
 """
 
 import dataclasses
@@ -46,20 +46,20 @@ from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.line_files import lines_of
 
 _RUN, _QRELS = "run.trec", "qrels.trec"
-# More blocks are searched by this factor until they have enough documents.
+# Factor by which the number of blocks grows until it has enough documents.
 _MORE_BLOCKS = 4
 
-# Finds the best blocks for each of some texts, a number of them or all.
+# Function from texts and k to the k best blocks of each text, or all blocks.
 Search = Callable[[Sequence[str], int], SearchResult]
 
 
 def count_missing(queries: Sequence[JudgedQuery], corpus: Corpus) -> int:
-  """Returns how many judged documents a corpus lacks, with a warning.
+  """Returns the number of judged documents that a corpus lacks, with a warning.
 
-  Nothing can find these, and they count as relevant.
+  They cannot be found, but count as relevant.
 
   Raises:
-    BeirError: It lacks all of them.
+    BeirError: The corpus lacks all of them.
   """
   judged = sorted({document for query in queries for document in query.grades})
   ids = [block_id(corpus.name, document, 0) for document in judged]
@@ -79,7 +79,7 @@ def count_missing(queries: Sequence[JudgedQuery], corpus: Corpus) -> int:
 
 
 def _search(run: TrainedRun, texts: Sequence[str], k: int) -> SearchResult:
-  """Searches for texts; one that cannot be searched for finds null blocks."""
+  """Searches for texts; one that cannot be encoded finds null blocks."""
   token_ids, refused = run.encode_each(texts)
   good = [number for number in range(len(texts)) if number not in refused]
   k = min(k, run.snapshot.num_blocks)
@@ -100,14 +100,14 @@ def retrieved_batches(
   batch_size: int = 64,
   first: Search | None = None,
 ) -> Iterator[tuple[list[Line], int]]:
-  """Yields for each query the 100 best documents, as lines of JSON.
+  """Yields the 100 best documents of each query, as lines of JSON.
 
-  Documents of equal scores come by falling id, as in trec_eval. A line has the
-  `id` of the query, the `question`, the grades of judged documents as
-  `references`, and the documents as `evidence`. `num_searched` blocks are
-  searched at first, and more where these have fewer than 100 documents. The
-  lines of a batch come with the number that the next one begins with. What a
-  cross-encoder has ordered is also scored as the `first` search finds it.
+  Documents with equal scores are ordered by falling id, as in trec_eval. A line
+  has the `id` of the query, the `question`, the grades of judged documents as
+  `references`, and the documents as `evidence`. A search is for `num_searched`
+  blocks at first, and for more if these have fewer than 100 documents. Each
+  batch of lines comes with the number of the next query. With a cross-encoder,
+  lines also have the order of the `first` search.
   """
 
   def lines_of(
@@ -122,7 +122,7 @@ def retrieved_batches(
       batch = queries[start : start + batch_size]
       while True:
         lines = lines_of(search, batch, num_searched)
-        # A query that cannot be searched for finds no more among all blocks.
+        # A query that cannot be encoded finds no more among all blocks.
         numbers = filter(None, (len(line["evidence"]) for line in lines))
         fewest = min(numbers, default=NUM_DOCUMENTS)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
@@ -142,7 +142,7 @@ def _line(
   query: JudgedQuery, corpus: Corpus, rows: np.ndarray, scores: np.ndarray
 ) -> Line:
   best: dict[str, float] = {}
-  # The first block of a document is its best.
+  # The first block of a document has the best score.
   for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
     if row != NULL_ROW:
       best.setdefault(corpus.block(row).document_id, score)
@@ -155,7 +155,7 @@ def _line(
     "evidence": [
       {
         "document": document,
-        # The digits of a float32: rounded scores might be equal.
+        # All digits of a float32, because rounded scores might be equal.
         "score": float(f"{best[document]:.9g}"),
         "grade": query.grades.get(document, 0),
       }
@@ -178,7 +178,7 @@ def _write_trec(queries: Sequence[JudgedQuery], retrieved: epath.Path) -> None:
 
 
 def _field(name: str) -> str:
-  """Returns an id in which white space is written as in a URL (`%20`)."""
+  """Returns an id with white space escaped as in a URL (`%20`)."""
   return re.sub(r"\s", lambda space: quote(space[0]), name)
 
 
@@ -196,14 +196,15 @@ def evaluate_beir(
   Several processes share the queries. Returns the contents of `metrics.json`.
 
   Args:
-    config: Checkpoint to evaluate; `num_searched` blocks are searched at first.
-      If it names no snapshot, the one built from this checkpoint is preferred
-      to the one it was trained with.
-    beir_dir: Folder in BEIR's format, of whose corpus.jsonl the corpus is made.
-    split: Name of a file in its folder qrels, without the ending.
-    batch_size: Number of queries of one search.
-    index: Index to build over the snapshot's blocks instead of its own. One
-      that needs no vectors, such as BM25, ranks by its own scores.
+    config: Checkpoint to evaluate; a search is for `num_searched` blocks at
+      first. Without a configured snapshot, the snapshot built from this
+      checkpoint is preferred to the one it was trained with.
+    beir_dir: Folder in BEIR's format; its corpus.jsonl must be the source of
+      the corpus.
+    split: Name of a file in the folder qrels, without suffix.
+    batch_size: Number of queries in one search.
+    index: Index to build over the snapshot's blocks, to be searched instead of
+      its own. An index without vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json`, `retrieved.jsonl`, `run.trec` and
       `qrels.trec`, if any.
 

@@ -1,4 +1,4 @@
-"""Evaluations of the same questions, compared question by question."""
+"""Compares evaluations of the same questions, question by question."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _NAMES = ("id", "question", "references", "evidence")
 
 
 class ComparisonError(RealmError):
-  """Evaluations that cannot be compared."""
+  """Evaluations cannot be compared."""
 
 
 def compare(
@@ -35,21 +35,21 @@ def compare(
 ) -> dict[str, Any]:
   """Compares the scores of evaluations of the same questions, in any order.
 
-  Each is a `predictions.jsonl` or `retrieved.jsonl`, or the folder of one.
-  `metrics` are the names of those to compare, by default all of
-  `paired_scores`, and `seed` is that of the resampling.
+  An evaluation is a `predictions.jsonl` or `retrieved.jsonl`, or the folder of
+  one. `metrics` are the names of the metrics to compare, by default all of
+  `paired_scores`. `seed` is the seed of resampling.
 
   Returns:
-    The `evaluations`, and the `figures` of each, as `summarize` returns them.
-    Then the `comparisons` of each but the first with the first, by metric: the
-    means `first` and `second`; their `difference`, second − first, with its
-    95 % paired bootstrap `interval` and the two-sided `p_value` of a paired
-    randomization test; and on how many questions each is better,
-    `first_better` and `second_better`.
+    The `evaluations`, and the `figures` of each, from `summarize`. Then the
+    `comparisons` of all others with the first, by metric: the means `first` and
+    `second`; their `difference`, second − first, with its 95 % paired bootstrap
+    `interval` and the two-sided `p_value` of a paired randomization test; and
+    the numbers of questions on which each is better, `first_better` and
+    `second_better`.
 
   Raises:
-    ComparisonError: A file is no such file, or they have other questions, or
-      one lacks a metric.
+    ComparisonError: A file is not such a file, the questions differ, or an
+      evaluation lacks a metric.
     StoreAccessError: A bucket cannot be read.
   """
   every = paired_scores(*evaluations)
@@ -87,11 +87,11 @@ def _paired_metrics(one: Scores, two: Scores, *, seed: int) -> dict[str, Any]:
 
 
 def paired_scores(*evaluations: epath.PathLike) -> list[Scores]:
-  """Returns for each evaluation the scores that all have.
+  """Returns the scores that all evaluations have, for each evaluation.
 
   Questions are paired by their ids, in the order of the first evaluation. If
   unequal numbers of blocks were retrieved, the reciprocal rank, which grows
-  with their number, is left out. Raises what `compare` does.
+  with their number, is left out. Raises the same errors as `compare`.
   """
   require_readable(*evaluations)
   first, *others = [_file_of(path) for path in evaluations]
@@ -119,7 +119,7 @@ def paired_scores(*evaluations: epath.PathLike) -> list[Scores]:
 
 
 def _file_of(evaluation: epath.PathLike) -> epath.Path:
-  """Returns the file of an evaluation, which may be named by its folder."""
+  """Returns the file of an evaluation, from its path or its folder's."""
   path = epath.Path(evaluation)
   files = path / PREDICTIONS, path / RETRIEVED
   return next((file for file in files if file.exists()), path)

@@ -1,4 +1,4 @@
-"""Queries, and blocks with another text, as the tokens that a run reads."""
+"""Encodes queries and edited blocks as tokens for a run."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from realm_jax.text.vocabulary import BertVocabulary
 
 
 class EditError(RealmError):
-  """A block that cannot be edited, or not into this text."""
+  """A block cannot be edited, or not with this text."""
 
 
 def encode_queries(
   words: BertVocabulary, texts: Sequence[str], length: int
 ) -> tuple[Int32[np.ndarray, "n {length}"], dict[int, RealmError]]:
-  """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
+  """Returns `[CLS] x [SEP]` of each text, padded; long texts are truncated.
 
-  Also returns the errors of texts by their number: of those that have no words,
+  Also returns errors by the index of their text, for texts that have no words,
   or none that the vocabulary can spell.
   """
   queries = np.zeros((len(texts), length), np.int32)
@@ -59,7 +59,7 @@ def edited_block(
     length: Largest number of tokens of a block of the corpus.
 
   Raises:
-    EditError: The text has no words, or more than there is room for.
+    EditError: The text has no words, or is too long.
   """
   text = text.strip()
   made = words.tokenize_with_offsets([text])

@@ -1,8 +1,8 @@
 """Evaluates a run, or each of its checkpoints as they appear.
 
-Following a run shares files with the trainer and nothing else, as the index
-builder does. Either may be killed and restarted; evaluations that are complete
-are not repeated.
+An evaluation that follows a run shares only files with the trainer, like the
+index builder. Either may be killed and restarted; complete evaluations are not
+repeated.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.paths import list_names
 
-# What is evaluated is written to this folder of MODEL_DIR by default.
+# Default output folder in MODEL_DIR.
 _FOLDER = "eval"
 _REMINDER_SECONDS = 30.0
 
@@ -43,12 +43,12 @@ def evaluate(
   model_dir: epath.PathLike,
   output_dir: epath.PathLike | None = None,
 ) -> Metrics:
-  """Runs one of this package's evaluations, whose arguments gin has bound.
+  """Runs an evaluation of this package, with arguments bound in gin.
 
   Args:
     evaluation: Evaluation that takes an `output_dir`.
     model_dir: MODEL_DIR of the run, or one of its checkpoints.
-    output_dir: Directory of what it writes; None is MODEL_DIR/eval.
+    output_dir: Output directory; None is MODEL_DIR/eval.
   """
   return evaluation(output_dir=output_dir or run_directory(model_dir) / _FOLDER)
 
@@ -64,19 +64,18 @@ def follow(
 ) -> Metrics | None:
   """Evaluates each new checkpoint of a run, until SIGTERM or Ctrl-C.
 
-  A checkpoint that the trainer has removed before its turn is left out. The
-  trainer keeps the one that is being evaluated and the best one so far.
+  A checkpoint that the trainer removes before its turn is skipped. The trainer
+  keeps the checkpoint that is being evaluated and the best one so far.
 
   Args:
     evaluation: Evaluation that takes a `config` and an `output_dir`.
     config: Run to follow; its `checkpoint_step` is replaced.
-    best_metric: Metric of the best checkpoint. The highest value is the best,
-      but for losses and perplexities.
-    output_dir: Directory in which each checkpoint's evaluation gets a folder,
-      named by its step; None is MODEL_DIR/eval.
-    follow_until_step: Step of the last checkpoint to evaluate, after which it
-      returns.
-    poll_seconds: Time between two looks for checkpoints.
+    best_metric: Metric that determines the best checkpoint. Higher is better,
+      except for losses and perplexities.
+    output_dir: Directory with a folder, named by step, for each checkpoint's
+      evaluation; None is MODEL_DIR/eval.
+    follow_until_step: Step of the last checkpoint to evaluate.
+    poll_seconds: Polling interval for checkpoints.
 
   Returns:
     The metrics of the best checkpoint, if there is one.
@@ -106,7 +105,7 @@ def follow(
           is_wanted = follow_until_step is None or step <= follow_until_step
           if is_wanted and step not in done:
             record(evaluating=step)
-            # The trainer may have removed it before it knew.
+            # The trainer may have removed it before it read the record.
             if step in checkpoints.steps():
               return step
         if follow_until_step in done:
@@ -121,7 +120,7 @@ def follow(
     best_so_far = functools.partial(
       agreement.on_process_0, "best so far", best_metrics
     )
-    # A metric that does not exist is known before anything is evaluated.
+    # Checks that the metric exists before anything is evaluated.
     best_so_far()
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
@@ -130,13 +129,13 @@ def follow(
           output_dir=folder / str(step),
         )
       except (CheckpointError, SnapshotError) as error:
-        # Several processes may not all have failed; then all end.
+        # Other processes may not have failed, so all end.
         if agreement.count > 1:
           raise
         if step not in checkpoints.steps():
           logging.warning("checkpoint %d is left out: it was removed", step)
         elif isinstance(error, SnapshotError):
-          # It may not be published yet.
+          # The snapshot may not be published yet.
           logging.log_every_n_seconds(
             logging.WARNING,
             "checkpoint %d waits for its snapshot: %s",
@@ -154,7 +153,7 @@ def follow(
 
 
 def _evaluated(folder: epath.Path) -> list[int]:
-  """Returns the evaluated steps, of checkpoints that may be gone."""
+  """Returns the evaluated steps; their checkpoints may be gone."""
   steps = sorted(int(s) for s in list_names(folder) if s.isdigit())
   return [s for s in steps if (folder / str(s) / METRICS).exists()]
 
@@ -167,14 +166,14 @@ def _record_best(
   *,
   evaluating: int | None = None,
 ) -> BestCheckpoint:
-  """Records the best checkpoint by now, and returns the record.
+  """Records the best checkpoint so far, and returns the record.
 
-  The trainer keeps it, and the one that is named as being evaluated.
+  The trainer keeps this checkpoint, and the one that is being evaluated.
   """
   before = best = read_best(model_dir)
   if best is None or best.metric != metric:
     best = BestCheckpoint(metric)
-  # The lowest loss or perplexity is the best, such as `perplexity_null`.
+  # Lower losses and perplexities, such as `perplexity_null`, are better.
   is_cost = metric.endswith("loss") or metric.startswith("perplexity")
   sign = -1 if is_cost else 1
   present = checkpoints.steps()

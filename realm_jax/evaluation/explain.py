@@ -1,8 +1,8 @@
-"""Explains what a run fills in or answers: which blocks it comes from.
+"""Explains fillings and answers of a run by the blocks they come from.
 
 A sentence with [MASK] is filled in as in pre-training. The candidates are the
-null block and the blocks that the snapshot's own query tower finds, scored
-again with the checkpoint's parameters, and
+null block and the blocks that a search with the snapshot's query tower returns,
+scored again with the checkpoint's parameters, and
 
     p(y|x) = Σ_z p(z|x) p(y|z,x),   p(z|x) = softmax of f(x,z)
 
@@ -48,13 +48,13 @@ from realm_jax.training.stages.pretraining import Pretraining
 
 
 def explain(run: TrainedRun, text: str, answer: str | None = None) -> Result:
-  """Explains what the run fills in, or answers.
+  """Explains what a run fills in or answers.
 
   Args:
-    run: Run of pre-training for sentences, of open QA for questions.
+    run: Run of pre-training for sentences, or of open QA for questions.
     text: Sentence with [MASK], or question.
-    answer: Answer y whose probability is explained; for a sentence, of its one
-      place to fill in. None takes the best one.
+    answer: Answer y whose probability is explained; a sentence then must have
+      one place to fill in. None explains the best answer.
 
   Raises:
     CheckpointError: The run was not trained for such texts.
@@ -113,7 +113,7 @@ def _of_question(
 def _of_sentence(
   run: TrainedRun, text: str, answer: str | None
 ) -> tuple[Result, Sequence[int]]:
-  """Returns what fills in a sentence, and the sentence in wordpieces."""
+  """Returns the fillings of a sentence, and the sentence in wordpieces."""
   words = run.vocabulary
   masked = masked_query(run, text, answer)
   reading = read_masks(run, masked.query, masked.positions)
@@ -167,7 +167,7 @@ def _of_sentence(
 def _candidates(
   run: TrainedRun, reading: Reading, target_ids: Sequence[int]
 ) -> tuple[float, list[Hit]]:
-  """Returns log p(y|x), and the candidates with their parts in it."""
+  """Returns log p(y|x), and the candidates with their shares of it."""
   by_token = reading.log_probs[:, np.arange(len(target_ids)), target_ids]
   log_likelihoods = by_token.sum(axis=-1)
   total, shares = reading.marginalize(log_likelihoods)
@@ -199,27 +199,27 @@ def block_use(
 ) -> Sequence[dict[str, Any]]:
   """Returns the most useful block of each of some training sentences.
 
-  The same code as in training chooses the candidates. Where a sentence's block
-  has many copies, the null block takes the last places, and it is named if no
-  other block is more useful.
+  The same code as in training chooses the candidates. If the source of a
+  sentence has many copies, null blocks replace the missing candidates; the null
+  block is returned if no other block is more useful.
 
   Args:
     config: Run of pre-training.
     data: Task of the masked sentences.
-    stage: Stage that says how candidates are retrieved.
+    stage: Stage, which determines how candidates are retrieved.
     num_sampled: Number of sentences.
 
   Returns:
-    For each the `sentence`; the `answer`, which is masked; the `block`, by
-    name, and its `title`; its `probability` p(z|x), its `utility`, log p(y|z,x)
-    − log p(y|null,x), and its `reward` r(z).
+    For each sentence: the `sentence`; the masked `answer`; the id of the
+    `block`, and its `title`; its `probability` p(z|x), its `utility`,
+    log p(y|z,x) − log p(y|null,x), and its `reward` r(z).
 
   Raises:
-    CheckpointError: The run is not of pre-training.
-    ExplanationError: It has too few candidates.
-    TaskError: The task gives no masked sentences.
+    CheckpointError: The run is not one of pre-training.
+    ExplanationError: The run has too few candidates.
+    TaskError: The task has no masked sentences.
   """
-  # seqio, which explanations of given texts do without.
+  # Imports seqio, which other explanations do not need.
   from realm_jax.inputs.batches import stream_batches
 
   retrieval = stage.retrieval

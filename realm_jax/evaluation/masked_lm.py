@@ -28,7 +28,7 @@ from realm_jax.settings import PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
 from realm_jax.training.stages.stage import Stage, StepBatch
 
-# λ and τ of a memory, of which the best are taken; the first uses none of it.
+# Values of λ and τ for a memory, to choose from; the first does not use it.
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.99)
 _TEMPERATURES = (0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 _GRID = ((0.0, 1.0), *itertools.product(_SHARES, _TEMPERATURES))
@@ -45,9 +45,9 @@ def evaluate_masked_lm(
 ) -> Metrics:
   """Fills in masked words from retrieved blocks.
 
-  The candidates are chosen as in training: what the index finds, without the
-  sentence's own block, and the null block if the stage has it; or the null
-  block alone, which needs no index. Returns the contents of `metrics.json`: the
+  The candidates are chosen as in training: retrieved blocks, without the source
+  of the sentence, and the null block if the stage has one; or only the null
+  block, which needs no index. Returns the contents of `metrics.json`: the
   metrics of the stage, and perplexities of the masked tokens
   (docs/evaluation.md).
 
@@ -58,8 +58,8 @@ def evaluate_masked_lm(
       of the devices.
     stage: Stage that masks words and reads candidates, such as `Pretraining`.
     num_batches: Number of batches.
-    output_dir: Directory of `metrics.json`, in which an evaluation that was
-      killed goes on; None writes nothing.
+    output_dir: Directory of `metrics.json`, in which a killed evaluation
+      continues; None writes nothing.
     memory: Memory that is mixed with p(y|x), as `realm_jax.build_memory` wrote
       it. λ and τ are chosen on half of the blocks, and measured on the others.
 
@@ -85,7 +85,7 @@ def evaluate_masked_lm(
   words = None if memory is None else WordMemory(memory, run)
   context = run.stage_context(retrieval)
   parts = shard.open_parts(run, data.question_paths, _sums)
-  # Batches that are done before this one.
+  # Number of batches that are already done.
   (done,) = parts.state or (0,)
   with shard.batches(data) as stream, Progress("sentences") as progress:
     batches = itertools.islice(stream, done, num_batches)
@@ -96,7 +96,7 @@ def evaluate_masked_lm(
       made, _ = stage.features(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
-      # Of each metric the total and its weight.
+      # Total and weight of each metric.
       averages = {"loss": loss, **metrics}
       if words is not None:
         masks, sources = made.masks, batch.array("source_hash")
@@ -160,7 +160,7 @@ def _of_memory(
 ) -> Metrics:
   """Returns metrics of the second half, by the best λ and τ of the first.
 
-  The axes of totals: half, grid, null block or all candidates, log p or hits.
+  Axes of totals: half; grid; null block or all candidates; log p or hits.
   """
   metrics: Metrics = {"num_masks_memory": int(weights[1])}
   for reader, suffix in enumerate(("_null", "")):

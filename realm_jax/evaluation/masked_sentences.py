@@ -1,7 +1,7 @@
-"""Sentences with [MASK]: the query that is read, and what fills it in.
+"""Encodes sentences with [MASK], and finds their fillings.
 
-[MASK] is told apart in the raw text, since the tokenizer would take it for
-three words. As in training, the query is `[CLS] x [SEP]`.
+[MASK] is found in the raw text, because the tokenizer would split it into three
+words. As in training, the query is `[CLS] x [SEP]`.
 """
 
 import itertools
@@ -30,10 +30,10 @@ from realm_jax.settings import Asked
 from realm_jax.text.vocabulary import MASK, BertVocabulary
 
 _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
-# One place to fill in: [MASK]s with nothing but white space between them.
+# One place to fill in: [MASK]s with only white space between them.
 _MASKED_PLACE = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")
 _MIN_WORDS = 3
-# Beginnings of fillings that compete for the best.
+# Number of partial fillings in the beam.
 _BEAM = 64
 
 NULL_BLOCK_ALONE = (
@@ -43,17 +43,17 @@ NULL_BLOCK_ALONE = (
 
 
 class ExplanationError(RealmError):
-  """A text that this run cannot explain, or an answer that does not fit it."""
+  """The run cannot explain a text, or an answer does not fit the text."""
 
 
 class MaskedQuery(NamedTuple):
   """A masked sentence in wordpieces.
 
   Attributes:
-    token_ids: Wordpieces of the whole sentence without specials; an answer
-      that is given stands in its place.
-    sizes: Number of [MASK]s of each place to fill in.
-    target_ids: Wordpieces behind the [MASK]s; None if no answer is given.
+    token_ids: Wordpieces of the whole sentence, without special tokens, with
+      the answer, if there is one, in its place.
+    sizes: Number of [MASK]s in each place to fill in.
+    target_ids: Wordpieces of the answer; None without one.
     num_read: Number of wordpieces that are read, around the masks.
     query: `[CLS] x [SEP]`, padded with 0.
     positions: Positions of the [MASK]s in the query, padded with 0.
@@ -79,7 +79,7 @@ def kind_of(text: str) -> Asked:
   """Returns whether a text is a sentence to fill in, or a question.
 
   Raises:
-    ExplanationError: It has [MASK] in another spelling.
+    ExplanationError: The text has another spelling of [MASK].
   """
   found = _MASK_IN_ANY_CASE.search(text)
   if found and MASK not in text:
@@ -93,15 +93,15 @@ def kind_of(text: str) -> Asked:
 def masked_query(
   run: TrainedRun, text: str, answer: str | None = None
 ) -> MaskedQuery:
-  """Reads a sentence with [MASK]s.
+  """Encodes a sentence with [MASK]s.
 
-  With an answer, the one place to fill in becomes as many [MASK]s as the
-  answer has wordpieces. A sentence that is too long is cut on both sides, and
-  never between its masks.
+  With an answer, the place to fill in gets one [MASK] for each wordpiece of the
+  answer. A sentence that is too long is truncated on both sides, but never
+  between its masks.
 
   Raises:
     ExplanationError: There are too many masks, or they are too far apart; or
-      the answer has no words, too many, or several places to go.
+      the answer has no words or too many, or there are several places for it.
     RealmError: The vocabulary can spell no word of the sentence.
   """
   words, max_masks = run.vocabulary, run.config.max_masks
@@ -115,7 +115,7 @@ def masked_query(
         f"{text!r} has {len(sizes)} separate places with {MASK}, and the "
         f"answer {answer!r} fills one; put the other words in their places"
       )
-    # "Rome" has other byte pairs in "(Rome)" than in "in Rome".
+    # Byte pairs of "Rome" differ between "(Rome)" and "in Rome".
     follows = first[-1:].strip() != ""
     target_ids = words.encode(answer, follows=follows)
     source = f"the answer {answer!r}"
@@ -157,17 +157,17 @@ def contains_text(
   mask_id: int,
   max_masks: int,
 ) -> bool:
-  """Returns whether a block contains a text word for word.
+  """Returns whether a block contains a text verbatim.
 
-  One place with [MASK] stands for any 1 to `max_masks` words. A phrase of one
-  or two words says nothing about where a text is from.
+  A place with [MASK] matches 1 to `max_masks` words. A phrase of one or two
+  words never counts, as it may be in many blocks.
   """
   length = len(body_token_ids)
   num_words = sum(one != mask_id for one in token_ids)
   if not _MIN_WORDS <= num_words <= length:
     return False
-  # Whether the text, as far as it was read, may end before each word of the
-  # body. All places are followed at once, so that no word is read again.
+  # Whether the part of the text that has been read may end before each word of
+  # the body. All positions are tracked at once, so that no word is read again.
   is_end = np.ones(length + 1, bool)
   for token_id, run in itertools.groupby(token_ids):
     if token_id == mask_id:
@@ -180,7 +180,7 @@ def contains_text(
 
 
 class Reading(NamedTuple):
-  """What a run makes of a masked sentence, beside each of k candidates.
+  """Predictions for a masked sentence, given each of k candidates.
 
   Attributes:
     rows: Rows of the candidates, the null block first, then by score.
@@ -203,7 +203,7 @@ class Reading(NamedTuple):
     """Sums p(z|x) p(y|z,x) over the candidates, from log p(y|z,x).
 
     Returns:
-      log p(y|x), and each candidate's share of it, with sum 1.
+      log p(y|x), and the candidates' shares of p(y|x), with sum 1.
     """
     joint = self.log_prior + log_likelihoods
     total = float(logsumexp(joint))
@@ -217,7 +217,7 @@ def read_masks(
   *,
   rows: Int[np.ndarray, " k"] | None = None,
 ) -> Reading:
-  """Reads a sentence beside the null block and what is retrieved for it.
+  """Reads a sentence with the null block and with each retrieved block.
 
   Args:
     run: Run of pre-training.
@@ -225,7 +225,7 @@ def read_masks(
     rows: Candidates, the null block first; None searches for them.
 
   Raises:
-    CheckpointError: The run was trained for questions alone.
+    CheckpointError: The run was trained only for questions.
     ExplanationError: Only the null block would be a candidate.
   """
   run.require_kind(SENTENCE)
@@ -260,7 +260,7 @@ def _scores(
   query: Int[Array, "b q"],
   candidates: Int[Array, "b k l"],
 ) -> Float[Array, "b k"]:
-  """Returns f(x,z), both embedded with the current parameters."""
+  """Returns f(x,z), with vectors from the current parameters."""
   queries = embed_queries(retriever, params, query)
   blocks = embed_blocks(retriever, params, candidates)
   return relevance(queries, blocks, score_scale=retriever.score_scale)
@@ -283,16 +283,16 @@ def best_fillings(
 ) -> tuple[Int[np.ndarray, "n m"], Float[np.ndarray, "n k"]]:
   """Finds the `num` best fillings under Σ_z p(z|x) Π_j p(y_j|z,x).
 
-  A beam search over the masks keeps the 64 best beginnings. With a single mask
-  the result is exact, and a filling whose probability is above 1/64 is always
-  found, since fewer than 64 beginnings can be likelier than its own.
+  A beam search over the masks keeps the 64 best partial fillings. With a single
+  mask the result is exact. A filling with a probability above 1/64 is always
+  found, since fewer than 64 partial fillings can be more likely.
 
   Returns:
     The wordpieces of the fillings, the most likely one first, and
     log Π_j p(y_j|z,x) for each candidate.
   """
   token_ids = np.zeros((1, 0), np.int64)
-  # log p(z|x) p(y_1 … y_j|z,x) of each beginning.
+  # log p(z|x) p(y_1 … y_j|z,x) of each partial filling.
   joint = reading.log_prior[None]
   for at_mask in np.moveaxis(reading.log_probs, 1, 0):
     odds = np.exp(joint - joint.max()) @ np.exp(at_mask)

@@ -1,7 +1,7 @@
 """A trained run as an encoder of MTEB 2 (Muennighoff et al. 2023).
 
 It has the methods of `mteb.models.EncoderProtocol`. The library itself is
-imported only where it asks for the description of the model.
+imported only for the description of the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.evaluation.encoding import block_tokens
 from realm_jax.models.components import embed_blocks
 
-# Columns by name: `text`, and of passages `title` and `body`.
+# Columns by name: `text`, and for passages also `title` and `body`.
 _Batch = Mapping[str, Sequence[Any]]
 
 
 class RunEncoder:
-  """Embeds queries and passages by the towers of a run.
+  """Embeds queries and passages with the towers of a run.
 
-  Inner products of the vectors rank as the run does. A passage has one vector,
-  as a block does: what is longer than a block of the corpus is cut. Raises a
-  `RealmError` if the run has no towers.
+  Inner products of the vectors give the run's ranking. A passage has a single
+  vector, and is truncated to the length of a block. Raises a `RealmError` if
+  the run has no towers.
   """
 
   def __init__(self, run: LoadedRun):
@@ -37,9 +37,9 @@ class RunEncoder:
   ) -> Float32[np.ndarray, "n d"]:
     """Returns the vectors of batches of texts, a row for each.
 
-    With the `prompt_type` "document" the block tower embeds them, with title
-    and body as in a block; the query tower embeds all others. A query that has
-    no words, or none that the vocabulary can spell, gets a vector of zeros.
+    With the `prompt_type` "document", the block tower embeds title and body as
+    in a block; otherwise the query tower embeds the texts. A query without
+    words that the vocabulary can spell gets a vector of zeros.
     """
     embed = self._passages if prompt_type == "document" else self._queries
     return np.concatenate([embed(batch) for batch in inputs])
@@ -74,7 +74,7 @@ class RunEncoder:
 
   @property
   def mteb_model_meta(self) -> Any:
-    """Description of the model, whose name is that of MODEL_DIR."""
+    """Description of the model, named after its MODEL_DIR."""
     from mteb.models.model_meta import ModelMeta, ScoringFunction
 
     described = {"similarity_fn_name": ScoringFunction.DOT_PRODUCT}

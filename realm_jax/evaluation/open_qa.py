@@ -42,15 +42,15 @@ def evaluate_open_qa(
 ) -> Metrics:
   """Answers the questions of a file and scores the answers.
 
-  The checkpoint's own query tower searches the snapshot, the reader reads
-  the best blocks, and the best answer in all of them is the prediction. Returns
-  the contents of `metrics.json`, as all evaluations do.
+  The search uses the checkpoint's query tower, the reader reads the best
+  blocks, and the best answer in all of them is the prediction. Like all
+  evaluations, this returns the contents of `metrics.json`.
 
   Args:
-    config: Checkpoint to evaluate, with a reader, and how it is asked.
+    config: Checkpoint to evaluate, with a reader, and settings for asking it.
     data: Open-QA task with its question file.
-    max_examples: Number of questions at the front of the file; None takes all.
-      Those that the task drops count.
+    max_examples: Number of questions at the front of the file, including those
+      that the task drops; None takes all.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
 
   Raises:
@@ -69,15 +69,15 @@ def evaluate_retrieval(
 ) -> Metrics:
   """Retrieves blocks for questions with a retriever of any stage.
 
-  After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
-  The reciprocal rank counts a block beyond NUM_SEARCHED as missing.
+  After pre-training this is the zero-shot recall@5 of the paper's Table 2. The
+  reciprocal rank counts a block beyond NUM_SEARCHED as missing.
   `evaluate_open_qa` describes the other arguments.
 
   Args:
-    config: Checkpoint to evaluate. If it names no snapshot, the one built
-      from this checkpoint is preferred to the one it was trained with.
-    index: Index to build over the snapshot's blocks instead of its own. One
-      that needs no vectors, such as BM25, ranks by its own scores.
+    config: Checkpoint to evaluate. Without a configured snapshot, the snapshot
+      built from this checkpoint is preferred to the one it was trained with.
+    index: Index to build over the snapshot's blocks, to be searched instead of
+      its own. An index without vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   config = dataclasses.replace(config, reader=None)
@@ -94,18 +94,18 @@ def evaluate_masked_statements(
 ) -> Metrics:
   """Fills in masked statements from retrieved blocks.
 
-  A statement is a question with one [MASK] in place of its answer, which is
-  given the answer's number of wordpieces. The prediction is the most likely
-  filling under Σ_z p(z|x) p(y|z, x), over the null block and the blocks that
-  the index finds, as in training. Retrieval is scored as by
+  A statement is a question with one [MASK] in place of its answer. It is
+  replaced by as many masks as the answer has wordpieces. The prediction is the
+  most likely filling under Σ_z p(z|x) p(y|z, x), over the null block and the
+  retrieved blocks, as in training. Retrieval is scored as in
   `evaluate_retrieval`, and `exact_match` is the accuracy of the fillings.
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.
     data: Open-QA task with a file of statements.
     max_examples: Number of statements at the front of the file; None takes all.
-    index: Index to build over the snapshot's blocks instead of its own. The
-      retriever weighs the blocks that it finds.
+    index: Index to build over the snapshot's blocks, to be searched instead of
+      its own. The retriever weighs its results.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
   """
   return _evaluate(_fillings, config, data, max_examples, index, output_dir)
@@ -121,11 +121,11 @@ def _evaluate(
 ) -> Metrics:
   """Writes a line for each question, and returns the metrics of all.
 
-  `completed` completes the lines of a batch, from the run, the token ids [b q],
-  the blocks that were found and the lines, which have them as evidence; None
-  leaves them as they are. If the task drops questions, those after them move up
-  in their rows, and some batches have a question before an earlier one; its
-  position tells.
+  `completed` completes the lines of a batch, given the run, the token ids
+  [b q], the retrieved blocks, and the lines, which have these as evidence; None
+  leaves the lines unchanged. If the task drops questions, later ones move up in
+  their rows, so batches are not exactly in order; lines are ordered by
+  position.
   """
   shard = EvaluationShard(
     output_dir,
@@ -136,18 +136,18 @@ def _evaluate(
     index=index,
   )
   with (
-    # It finds a malformed file, before anything large is loaded.
+    # Opened first, to find a malformed file before anything large is loaded.
     shard.batches(data, shuffle=False, repeat=False) as batches,
     Progress("questions") as progress,
   ):
     run = shard.load(config, index=index, max_batch=data.batch_size)
     parts = shard.open_parts(run, data.question_paths)
-    # Batches that are done before this one.
+    # Number of batches that are already done.
     (done,) = parts.state or (0,)
     for number, batch in enumerate(itertools.islice(batches, done, None), done):
       limit = max_examples or sys.maxsize
       is_taken = batch.is_real & (batch.positions < limit)
-      # The positions of a row rise, so no later batch has a question, either.
+      # Positions rise in each row, so later batches have no question either.
       if not is_taken.any():
         break
       questions = [
@@ -167,7 +167,7 @@ def _evaluate(
           strict=True,
         )
       ]
-      # Also rows that are not taken, so that one shape is compiled.
+      # Includes rows that are not counted, so that only one shape is compiled.
       token_ids = batch.arrays["query"]
       found = run.search(token_ids, config.num_searched)
       hits = run.hits(found)
@@ -206,7 +206,7 @@ def _predictions(
   hits: Sequence[Sequence[Hit]],
   lines: Sequence[Line],
 ) -> Iterator[Line]:
-  """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
+  """Yields the lines of `evaluate_open_qa`, with each answer's position."""
   require_answering(run)
   is_bound = run.config.candidates == "gold"
   read = []
@@ -259,8 +259,8 @@ def _fillings(
 def _with_evidence(hits: Sequence[Hit], question: Line) -> Line:
   """Returns a question with the blocks retrieved for it, best first.
 
-  `contains_answer` is by words, and `contains_characters` as in Google's
-  released ORQA. A pattern is searched for both in the same way.
+  `contains_answer` matches words, and `contains_characters` characters, as in
+  Google's released ORQA. For a pattern both are the same.
   """
   references, kind = question["references"], question["answer_kind"]
   evidence = []

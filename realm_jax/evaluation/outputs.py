@@ -1,10 +1,10 @@
 """The processes of an evaluation, and the files that they write together.
 
-A process evaluates its own rows of each batch, with the whole model and the
-whole index on its own devices, and waits for no other until its rows are done.
-An index that lives on devices must therefore fit on those of one host: the
+Each process evaluates its own rows of each batch, with the whole model and the
+whole index on its own devices, and waits for others only when its rows are
+done. An index on devices must therefore fit on the devices of one host: the
 vectors of 13 million blocks, 128 bfloat16 numbers each, take 3.4 GB. Process 0
-reads the parts of all, and writes their lines and scores.
+reads the parts of all processes, and writes their lines and scores.
 """
 
 import contextlib
@@ -42,24 +42,24 @@ from realm_jax.storage.staging import sha256_of
 
 METRICS = "metrics.json"
 
-# Metrics and a description of what was measured, by name.
+# Metrics of an evaluation by name, with a description of its settings.
 Metrics = dict[str, JsonValue]
 
 
 class EvaluationShard:
-  """This process's part of an evaluation; all of it, if it is alone.
+  """This process's part of an evaluation; all of it for a single process.
 
-  All processes must call the same methods in the same order, which raise
-  `ProcessesError` where one has failed.
+  All processes must call the same methods in the same order. The methods raise
+  a `ProcessesError` if another process has failed.
 
   Args:
-    output_dir: Directory of what is written; None writes nothing, and is for a
-      process that is alone.
-    configs: Arguments of the evaluation, which all processes must have alike.
+    output_dir: Output directory; None, for a single process, writes nothing.
+    configs: Arguments of the evaluation, which must be the same for all
+      processes.
 
   Raises:
     ProcessesError: An argument differs.
-    RealmError: There are several processes, and no directory that they share.
+    RealmError: There are several processes, but no shared directory.
     StoreAccessError: The directory cannot be written to.
   """
 
@@ -82,11 +82,11 @@ class EvaluationShard:
   def batches(
     self, data: DataConfig, *, shuffle: bool = True, repeat: bool = True
   ) -> Iterator[Iterator[Batch]]:
-    """Opens this process's rows of all batches: see `stream_batches`.
+    """Opens this process's rows of all batches (see `stream_batches`).
 
-    The size of global batches is rounded up to a multiple of all devices.
-    Without `repeat`, some processes have a batch more than others. The batches
-    raise `ProcessesError` once another process has failed.
+    The size of global batches is rounded up to a multiple of the number of
+    devices. Without `repeat`, some processes have one batch more than others.
+    The batches raise a `ProcessesError` once another process has failed.
     """
     count, index = self.agreement.count, self.agreement.index
     size = whole_batch(data.batch_size, count * jax.local_device_count())
@@ -116,8 +116,8 @@ class EvaluationShard:
 
     An evaluation that needs no index has no snapshot.
 
-    Raises what `TrainedRun.load` does, or `ProcessesError`: the processes have
-    not all loaded the same, or one has failed.
+    Raises the errors of `TrainedRun.load`, or a `ProcessesError` if the
+    processes have not all loaded the same, or one has failed.
     """
     run = TrainedRun.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
@@ -141,11 +141,11 @@ class EvaluationShard:
     inputs: Sequence[epath.PathLike],
     scored: Callable[[Sequence[Line]], Scores] = line_scores,
   ) -> Parts:
-    """Opens this process's lines, of which an earlier one may have left some.
+    """Opens this process's lines, including lines of a killed evaluation.
 
-    Those were made by the same program and settings from the same checkpoint,
-    snapshot, corpus and `inputs`, the files and folders of the questions.
-    `scored` returns the scores of lines.
+    Earlier lines are used if they are from the same program, settings,
+    checkpoint, snapshot, corpus and `inputs`, the files and folders of the
+    questions. `scored` returns the scores of lines.
 
     Raises:
       RealmError: The hosts do not share the output directory.
@@ -188,13 +188,14 @@ class EvaluationShard:
   ) -> Metrics:
     """Writes the lines of all processes to a file, and `metrics.json`.
 
-    `described` says what the lines were made with, and what was measured is
-    added. Without a name for the file, the scores alone are reported. `written`
-    is called with the path of the file on process 0, before there are metrics.
-    All processes return the same.
+    The metrics are added to `described`, the description of the settings.
+    Without a name for the file, only the scores are reported. Process 0 calls
+    `written` with the path of the file, before it writes metrics. All processes
+    return the same metrics.
 
     Raises:
-      RealmError: There are no lines, or process 0 does not see those of others.
+      RealmError: There are no lines, or lines of other processes are missing on
+        process 0.
       OSError: The disk is full, or the directory cannot be written to.
     """
     own.flush()

@@ -1,12 +1,12 @@
-"""Lines of an evaluation in part files, from which a killed one goes on.
+"""Lines of an evaluation in part files, so that a killed one can continue.
 
     OUTPUT_DIR/evaluation_parts/DIGEST/evaluation.json   what is evaluated
     OUTPUT_DIR/evaluation_parts/DIGEST/1-00007.jsonl     lines of process 1
     OUTPUT_DIR/evaluation_parts/DIGEST/1-00007.json      and their scores
 
 DIGEST is the checksum of `evaluation.json`, so that parts of two evaluations
-never mix. A part is complete once it has its scores. Nothing can be appended to
-an object, so parts are whole files there and on disks.
+never mix. A part is complete once it has its scores. Parts are separate files,
+because object stores cannot append to a file.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from realm_jax.storage.paths import list_names, read_bytes
 
 FOLDER = "evaluation_parts"
 _DESCRIPTION = "evaluation.json"
-# A process that is killed loses this much at most, and one batch.
+# Upper bounds on a part, and thus on the work that a killed process loses.
 _MAX_LINES, _MAX_SECONDS = 1000, 30.0
 
 
@@ -39,10 +39,10 @@ class Part(NamedTuple):
   """Scores of some questions.
 
   Attributes:
-    name: Name of the part's files, without the ending.
+    name: Name of the part's files, without suffix.
     positions: Positions among all questions, rising.
     scores: Scores in the same order.
-    state: Numbers that say where the evaluation goes on after this part.
+    state: Numbers from which the evaluation continues after this part.
   """
 
   name: str
@@ -81,7 +81,7 @@ def read_parts(
   """Yields parts of a process, by their numbers.
 
   Raises:
-    RealmError: A part is not on this host.
+    RealmError: A part is missing on this host.
   """
   for number in numbers:
     name = f"{process}-{number:05d}"
@@ -102,21 +102,21 @@ def _lacking(folder: epath.Path, name: str) -> RealmError:
 
 
 class Parts:
-  """The lines of this process, of which the scores alone stay in memory.
+  """The lines of this process; only their scores stay in memory.
 
   Args:
-    folder: Folder of parts; those that the process finds there are used. None
-      drops the lines.
+    folder: Folder of parts; existing parts of the process are used. None drops
+      the lines.
     process: Number of this process.
     scored: Function that returns the scores of lines.
 
   Attributes:
-    folder: The same folder.
+    folder: Folder of parts.
     parts: Parts so far.
-    state: Where the evaluation goes on; empty at the start.
+    state: Numbers from which the evaluation continues; empty at the start.
 
   Raises:
-    RealmError: This host does not see the folder, which process 0 has made.
+    RealmError: The folder, which process 0 made, is missing on this host.
   """
 
   def __init__(
@@ -132,7 +132,7 @@ class Parts:
     self._since = time.monotonic()
     if folder is None:
       return
-    # It is known before anything is computed.
+    # Checked before anything is computed.
     if _DESCRIPTION not in (names := {*list_names(folder)}):
       raise RealmError(
         f"{folder}, which process 0 has made, is not on this host; name an "
@@ -147,9 +147,9 @@ class Parts:
       logging.info("continuing after %d questions in %s", number, folder)
 
   def add(self, lines: Mapping[int, Line], state: Sequence[int]) -> None:
-    """Takes the lines of a batch, by their positions among all questions.
+    """Adds the lines of a batch, by their positions among all questions.
 
-    With `state`, the evaluation could go on after them.
+    The evaluation can continue from `state` after them.
     """
     self._waiting |= lines
     self.state = state
@@ -158,7 +158,7 @@ class Parts:
       self.flush()
 
   def flush(self) -> None:
-    """Writes the lines that wait as a part.
+    """Writes the pending lines as a part.
 
     Raises:
       OSError: The disk is full, or the folder cannot be written to.
@@ -188,12 +188,12 @@ def merge(
 ) -> Scores:
   """Returns the scores of all questions in order, and writes their lines.
 
-  They go to the file `name` in OUTPUT_DIR, if it is given and the parts have a
-  folder there. A part is open from its first line to its last, so that few are
-  at once.
+  The lines are written to the file `name` in OUTPUT_DIR, if a name is given and
+  the parts have a folder there. A part is open only from its first line to its
+  last, so that few are open at once.
 
   Raises:
-    RealmError: A part is not on this host.
+    RealmError: A part is missing on this host.
     OSError: The disk is full, or the directory cannot be written to.
   """
   sizes = [len(part.positions) for part in parts]

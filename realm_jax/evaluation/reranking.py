@@ -1,4 +1,4 @@
-"""A cross-encoder orders the blocks anew that a run has found."""
+"""Reranking of retrieved blocks by a cross-encoder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def reranked(
 ) -> SearchResult:
   """Returns the k best blocks in the order of the run's cross-encoder.
 
-  It scores the best `number` blocks that were found. The others follow in their
-  order, with scores that fall by 1 from the least of these.
+  The cross-encoder scores the best `number` retrieved blocks. The others follow
+  in their order, with scores that fall by 1 from the lowest of its scores.
   """
   rows = found.rows[:, :number]
   places = np.argwhere(rows != NULL_ROW)

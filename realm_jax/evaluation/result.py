@@ -1,7 +1,7 @@
-"""What a run answers, and the blocks that the answer comes from.
+"""Results: answers of a run, with the blocks from which they come.
 
-Questions, explanations, the page, HTTP and notebooks all give a `Result`, and
-`Result.json` is the form in which commands and the service write it.
+Questions, explanations, the page, HTTP and notebooks all use `Result`. Commands
+and the service write it as `Result.json`.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from realm_jax.settings import Asked
 
 
 class Answer(NamedTuple):
-  """An answer, and its place in a block if the reader points at one.
+  """An answer, and its position in a block if the reader points at spans.
 
   Attributes:
-    text: Answer as the block spells it, or as the reader writes it.
-    probability: p(y|x), or p(y|z,x) of the best answer from one block.
-    score: Score by which the reader ranks it, if it has one; for a span, the
+    text: Answer, as spelled in the block or written by the reader.
+    probability: p(y|x), or p(y|z,x) for the best answer from one block.
+    score: Score by which the reader ranks the answer, if any; for a span, the
       span's score plus the score of its block.
-    shares: The part of the probability from each block that was read; their sum
+    shares: Part of the probability that each read block contributes; their sum
       is 1. Empty if the reader reads all blocks at once.
-    block: Block of its best span; None of a reader that writes.
+    block: Block of the best span; None for a reader that writes.
     start: Offset of the span's first character in the text of the block.
     limit: Offset after its last character.
-    without_retrieval: p(y|null,x) of a filling.
+    without_retrieval: p(y|null,x), for a filling.
   """
 
   text: str
@@ -39,31 +39,31 @@ class Answer(NamedTuple):
   without_retrieval: float | None = None
 
   def json(self) -> dict[str, Any]:
-    """Returns the answer as values of JSON, with the id of its block."""
+    """Returns the answer as JSON values, with the id of its block."""
     return {**self._asdict(), "block": self.block and self.block.id}
 
 
 @dataclasses.dataclass(frozen=True)
 class Hit:
-  """A block that was retrieved, and its part in the answer y if it was read.
+  """A retrieved block, and its part in the answer y if it was read.
 
-  What only a reader knows is None if the block was not read, or if the reader
-  reads all blocks at once and has no such figure.
+  The reader's values are None if the block was not read, or if the reader reads
+  all blocks at once.
 
   Attributes:
     block: The block; `NULL_BLOCK` has the row −1 and no words.
-    score: What the blocks are ordered by: f(x,z), times the retriever's scale,
-      or the score of a cross-encoder.
-    probability: The retriever's p(z|x), over the blocks that were retrieved.
+    score: Score by which the blocks are ordered: f(x,z), times the retriever's
+      scale, or the score of a cross-encoder.
+    probability: Retriever's p(z|x), over the retrieved blocks.
     weight: p(z|x) over the blocks that were read, by retriever and reader.
     likelihood: p(y|z,x).
     share: p(z|x) p(y|z,x) / p(y|x); None if p(y|x) is 0.
-    best: What the reader finds most likely here; None in a block without words.
-    contains_text: Whether the block contains the text x word for word, so that
-      its retrieval is trivial. Explanations have it.
+    best: Most likely answer in the block; None in a block without words.
+    contains_text: Whether the block contains the text x verbatim, so that its
+      retrieval is trivial; only in explanations.
     token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
-    utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
-      there is no null block.
+    utility: log p(y|z,x) − log p(y|null,x); None for a question, which has no
+      null block.
     retriever_score: f(x,z), times the retriever's scale, if `score` is another
       model's.
   """
@@ -112,23 +112,23 @@ class Hit:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Result:
-  """What a run answers to a text, from which blocks, and how sure it is.
+  """Answers of a run to a text, with their blocks and probabilities.
 
   Attributes:
-    text: Question, or sentence with [MASK], as it was given.
-    kind: Which of the two it is.
+    text: Question or sentence with [MASK], unchanged.
+    kind: Kind of the text, question or masked sentence.
     answer: The answer y that the hits' values refer to: the best one, or the
       one that was asked about; empty if the blocks that were read are empty.
-    probability: p(y|x); 0 if no block gives the answer.
+    probability: p(y|x); 0 if the answer is in no block.
     answers: Answers or fillings that differ once normalized, best first.
     hits: Blocks that were read, best first. The null block of a sentence comes
       before all others.
-    source: Run that gave it: `model_dir`, `checkpoint` and `snapshot`.
-    answer_is_given: Whether the answer was asked about, or is the best one.
-    utility: log p(y|x) − log p(y|null,x); None of a question.
+    source: Run that answered: `model_dir`, `checkpoint` and `snapshot`.
+    answer_is_given: Whether the answer was asked about; else it is the best.
+    utility: log p(y|x) − log p(y|null,x); None for a question.
     notes: Caveats about the values. Only explanations have these notes and the
       attributes that follow.
-    read: The text in wordpieces, as the model read it.
+    read: Text in wordpieces, as the model read it.
     wordpieces: Wordpieces of the answer.
   """
 
@@ -146,11 +146,11 @@ class Result:
   wordpieces: Sequence[str] = ()
 
   def passage(self, answer: Answer) -> tuple[Hit, str, str, str]:
-    """Returns the block that an answer is from, and its text in three parts.
+    """Returns the block of an answer, and its text in three parts.
 
-    These are what is before the answer, the answer and what is after it. A
-    reader that writes points at no words: then it is the block with the
-    greatest share, whose text is all before.
+    The parts are the text before the answer, the answer, and the text after it.
+    For a reader that writes, this is the block with the greatest share, with
+    its whole text as the first part.
     """
     if answer.block is None:
       shares = dict(enumerate(answer.shares))
@@ -161,7 +161,7 @@ class Result:
     return hit, text[: answer.start], answer.text, text[answer.limit :]
 
   def json(self) -> dict[str, Any]:
-    """Returns all as values of JSON; docs/service.md describes the fields."""
+    """Returns the result as JSON values (docs/service.md lists the fields)."""
     told = {
       **vars(self),
       "answers": [answer.json() for answer in self.answers],

@@ -1,9 +1,9 @@
 """A trained run: one checkpoint, its corpus, and the snapshot it searches.
 
-All that looks at a trained model goes through `TrainedRun`: evaluations,
-questions, explanations, the page and notebooks. `search` finds blocks and
-scores them as in training, and `gather` returns their tokens. `edited` is the
-same run with other texts in some blocks, in memory.
+Evaluations, questions, explanations, the service and notebooks all use a
+trained model through `TrainedRun`. `search` finds blocks and scores them as in
+training, and `gather` returns their tokens. `edited` returns the same run with
+other texts in some blocks, in memory.
 """
 
 import contextlib
@@ -88,19 +88,19 @@ from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
-# What a run can be asked: to fill in [MASK], or a question.
+# Kinds of text that a run can be asked: a sentence with [MASK], or a question.
 SENTENCE, QUESTION = get_args(Asked)
 ABILITIES: Mapping[Asked, str] = {
   SENTENCE: "fill in [MASK], as a run of pre-training can",
   QUESTION: "answer questions, as a run of open QA can",
 }
 MAX_BATCH = 16
-# Pairs are padded to multiples of it, so that few lengths are compiled.
+# Lengths of pairs are padded to multiples of this, to compile few programs.
 _LENGTH_STEP = 64
-# Bytes of the stored vectors that are in memory at once to score blocks.
+# Bytes of stored vectors that are in memory at once to score blocks.
 _SCORED_BYTES = 1 << 26
-# Blocks that a filter lets through and that are all scored, and scores of all
-# queries that a filtered search has in memory.
+# Number of allowed blocks up to which a filtered search scores all of them, and
+# number of scores that it has in memory.
 _SCORED_ROWS = 1 << 16
 _FILTERED_CELLS = 1 << 22
 
@@ -123,45 +123,45 @@ class PathSearch(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """What is loaded of a run, and how it is asked.
+  """Settings for loading a trained run, and for asking it.
 
   Attributes:
     model_dir: MODEL_DIR of a run, or one of its checkpoints.
     corpus_dir: Corpus directory, as `build_corpus` wrote it.
     retriever: Retriever of the run.
-    reader: Reader of the run; None to load the retriever alone.
+    reader: Reader of the run; None to load only the retriever.
     components: Further components of the run, by name.
     snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
-      None takes the one that the checkpoint was trained with; without a reader,
-      or with one that writes, the one that was built from the checkpoint, if
-      there is one.
+      None takes the snapshot that the checkpoint was trained with. Without a
+      reader, or with one that writes, the snapshot that was built from the
+      checkpoint comes first.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
-      the one that `realm_jax.evaluate --follow` has named.
-    query_length: Maximum tokens of a query, [CLS] and [SEP] included.
+      the best one of `realm_jax.evaluate --follow`.
+    query_length: Maximum tokens of a query, including [CLS] and [SEP].
     block_length: Maximum tokens of a block; None takes the corpus's.
     index_scores: Whether the run was trained on the index's own scores (BM25).
-    candidates: "index"; "none" of a reader that answers from its parameters
-      alone; "random" for the control that reads random blocks; or "gold" for a
-      bound that reads first, of the retrieved blocks, those that contain an
-      answer. It takes questions whose answers are known.
+    candidates: Blocks to read: "index" for retrieved blocks; "none" for a
+      reader that answers from its parameters alone; "random" for a control with
+      random blocks; or "gold" for an upper bound, which first reads retrieved
+      blocks that contain an answer, and needs questions with known answers.
     num_searched: Number of blocks retrieved for a question, over which the
       retriever's probabilities are normalized. A smaller corpus is searched
       whole.
-    rerank_depth: Number of the best blocks that the run's cross-encoder orders
-      anew, if it has one; its scores replace those of the search. With 0 it is
-      not used.
-    paths: How paths of blocks are searched, which the reader reads as one block
-      each; None searches for single blocks.
-    num_read: Number of the best blocks that the reader reads.
-    num_spans: Number of the best spans that are grouped into answers.
-    rank_answers_by: "probability", which sums over all blocks and spans that
-      give an answer, as the paper does (equation 1), or "best_span", as in
-      Google's released code.
-    rouge_l: Whether ROUGE-L scores answers as well, for tasks whose texts are
-      long (the extra `rouge`).
-    num_candidates: Candidates of a masked sentence, the null block included.
+    rerank_depth: Number of best blocks that the run's cross-encoder, if it has
+      one, reorders; its scores replace those of the search. 0 disables it.
+    paths: Search for paths of blocks, each of which the reader reads like one
+      block; None searches for single blocks.
+    num_read: Number of best blocks that the reader reads.
+    num_spans: Number of best spans that are grouped into answers.
+    rank_answers_by: "probability", which sums over all blocks and spans with
+      the answer, as in the paper (equation 1), or "best_span", as in Google's
+      released code.
+    rouge_l: Whether to compute ROUGE-L, for tasks with long answers (the extra
+      `rouge`).
+    num_candidates: Number of candidates of a masked sentence, including the
+      null block.
     max_masks: Number of masks that the run was trained to score together.
-    num_fillings: Number of the best fillings or answers that are explained.
+    num_fillings: Number of best fillings or answers that are explained.
   """
 
   model_dir: epath.PathLike
@@ -192,22 +192,23 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedRun:
-  """A checkpoint's parameters on this process's devices, and what it searches.
+  """A checkpoint's parameters on this process's devices, with its snapshot.
 
   Attributes:
-    asked: What its stage has learnt to answer; None for both.
+    asked: Kind of text that the stage learned to answer; None for both.
     step: Step of the checkpoint.
     components: Modules by name, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
-    newest_corpus: Newest version of the corpus. The snapshot that is searched
-      may be of an earlier one: see `corpus`.
-    open_snapshot: Function that returns the snapshot, loaded once.
-    max_batch: Rows of the largest batch that is computed.
-    edits: Blocks with other texts, by row.
-    edited_vectors: Their vectors, as the snapshot would store them.
-    hidden: Rows that no search finds.
-    allowed: Whether a search may find each row; None lets it find all.
+    newest_corpus: Newest version of the corpus. The snapshot may be for an
+      earlier one (see `corpus`).
+    open_snapshot: Function that returns the snapshot, which is loaded once.
+    max_batch: Largest number of rows of a batch.
+    edits: Edited blocks, by row.
+    edited_vectors: Vectors of the edited blocks, as a snapshot would store
+      them.
+    hidden: Rows that searches leave out.
+    allowed: Whether a search may return each row; None allows all.
   """
 
   config: RunConfig
@@ -235,18 +236,16 @@ class TrainedRun:
     index: IndexConfig | str | None = None,
     max_batch: int = MAX_BATCH,
   ) -> AnyRun:
-    """Restores the parameters of a checkpoint, of a reader if it has one.
+    """Restores the parameters of a checkpoint, including a reader's, if any.
 
-    Its snapshot is verified and loaded when it is first used: the one that
-    is configured, or else the one that the checkpoint was trained with. Of a
-    retriever without a reader, the one that was built from this very checkpoint
-    comes first. An `index` is built over its blocks instead of its own.
+    The snapshot is verified and loaded on first use (see `RunConfig.snapshot`).
+    With an `index`, such an index is built over the snapshot's blocks, to be
+    searched instead of its own.
 
     Raises:
       CheckpointError: The checkpoint is missing, lacks a component, or belongs
         to another model or vocabulary.
-      CorpusError: There is no corpus, or block_length is not that of its
-        blocks.
+      CorpusError: There is no corpus, or block_length does not fit its blocks.
       StoreAccessError: A bucket cannot be read.
     """
     require_readable(config.model_dir, config.corpus_dir, config.snapshot)
@@ -272,7 +271,7 @@ class TrainedRun:
         digest = corpus.view(view).digest
         store.require_vocabulary(step, digest, name=READER_VOCABULARY)
       mesh = make_mesh(devices=jax.local_devices())
-      # The shapes of the components that are restored.
+      # Shapes of the components to restore.
       abstract = components.abstract_parameters(
         query_length=config.query_length, block_length=length
       )
@@ -285,7 +284,7 @@ class TrainedRun:
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
-    # A reader that writes, or reads paths, may have the block tower trained.
+    # With a reader that writes, or for paths, the block tower may be trained.
     is_own = "reader" not in components or config.paths is not None
     if is_own or isinstance(components.reader, TextReader):
       wanted = [step, *used]
@@ -318,12 +317,13 @@ class TrainedRun:
 
   @property
   def kinds(self) -> set[Asked]:
-    """What the run can be asked.
+    """Kinds of text that the run can be asked.
 
-    A checkpoint has the parameters of both heads of its reader. Open QA trains
-    the span head alone, and pre-training the masked-LM head, while the encoder
-    below both changes. An import may have both, and a reader that writes fills
-    in no masks. A retriever alone has none.
+    A checkpoint has the parameters of both heads of its reader. But open QA
+    trains only the span head, and pre-training only the masked-LM head, while
+    the encoder below both changes. An import may be able to answer both kinds.
+    A reader that writes fills in no masks, and a retriever alone answers
+    nothing.
     """
     if "reader" not in self.components:
       return set()
@@ -333,7 +333,7 @@ class TrainedRun:
     return {SENTENCE, QUESTION} if self.asked is None else {self.asked}
 
   def require_kind(self, kind: Asked) -> None:
-    """Raises a `CheckpointError` if the run has not learnt this."""
+    """Raises a `CheckpointError` if the run cannot be asked this kind."""
     self.require_reader()
     if kind not in self.kinds:
       raise CheckpointError(
@@ -353,12 +353,12 @@ class TrainedRun:
 
   @property
   def checkpoint_checksum(self) -> str:
-    """Checksum of the files' names, which are random, and of their sizes."""
+    """Checksum of the names (which are random) and sizes of the files."""
     return json_checksum(sizes_below(self.model_dir / FOLDER / str(self.step)))
 
   @property
   def vocabulary(self) -> BertVocabulary:
-    """Vocabulary of the corpus, and so of the models."""
+    """Vocabulary of the corpus, and thus of the models."""
     return self.newest_corpus.vocabulary
 
   @property
@@ -366,19 +366,19 @@ class TrainedRun:
     """Snapshot that is searched.
 
     Raises:
-      SnapshotError: It is missing, damaged, or of another corpus.
-      SearchError: Its index does not fit INDEX_SCORES.
+      SnapshotError: The snapshot is missing, damaged, or for another corpus.
+      SearchError: The index does not fit INDEX_SCORES.
     """
     return self.open_snapshot()
 
   @property
   def snapshot_step(self) -> int | None:
-    """Step of the snapshot; None of a run that retrieves nothing."""
+    """Step of the snapshot; None for a run that retrieves nothing."""
     return None if self.config.candidates == "none" else self.snapshot.step
 
   @property
   def corpus(self) -> Corpus:
-    """Corpus, in the version that the snapshot was built on."""
+    """Corpus version that the snapshot was built on."""
     if self.config.candidates == "none":
       return self.newest_corpus
     return self.snapshot.corpus
@@ -416,7 +416,7 @@ class TrainedRun:
   ) -> np.ndarray:
     """Returns `function(module, params, query, block)` of a `PairEncoder`.
 
-    It is given a copy of the module for pairs of similar lengths.
+    The function gets a copy of the module for each range of pair lengths.
     """
     lengths = (queries != 0).sum(axis=1) + (blocks != 0).sum(axis=1)
     lengths = -(-lengths // _LENGTH_STEP) * _LENGTH_STEP
@@ -424,28 +424,28 @@ class TrainedRun:
     order, parts = np.argsort(lengths, kind="stable"), []
     for length in np.unique(lengths).tolist():
       own = lengths == length
-      # A longer pair than it reads loses its end, as in training.
+      # Pairs longer than `joint_length` are truncated, as in training.
       read = module.clone(joint_length=min(length, module.joint_length))
       arrays = {"query": queries[own], "block": blocks[own]}
       parts.append(self.compute(function, read, params, **arrays))
     return np.concatenate(parts)[np.argsort(order)]
 
   def _in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
-    """Applies a function to batches of rows, and cuts off their padding."""
+    """Applies a function to padded batches of rows, and removes the padding."""
     (number,) = {len(array) for array in jax.tree.leaves(arrays)}
     parts = []
     for start in range(0, number, self.max_batch):
       count = min(self.max_batch, number - start)
       size = min(1 << (count - 1).bit_length(), self.max_batch)
       size = whole_batch(size, self.mesh.size)
-      # The last row fills the batch.
+      # Copies of the last row fill the batch.
       places = start + np.minimum(np.arange(size), count - 1)
       found = function(jax.tree.map(operator.itemgetter(places), arrays))
       parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
   def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "n q"]:
-    """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
+    """Returns `[CLS] x [SEP]` of each text, padded; long texts are truncated.
 
     Raises:
       RealmError: A text has no words, or none that the vocabulary can spell.
@@ -458,7 +458,7 @@ class TrainedRun:
   def encode_each(
     self, texts: Sequence[str]
   ) -> tuple[Int32[np.ndarray, "n q"], dict[int, RealmError]]:
-    """Returns what `encode` does, and the errors of texts by their number."""
+    """Returns the result of `encode`, and errors by the index of their text."""
     return encode_queries(self.vocabulary, texts, self.config.query_length)
 
   def embed_tokens(
@@ -470,9 +470,9 @@ class TrainedRun:
   ) -> Float32[np.ndarray, "n d"]:
     """Returns the vectors of queries `[CLS] x [SEP]`, padded.
 
-    The checkpoint's own query tower embeds them if `current`, and otherwise
-    the one that the snapshot was published with. With `hop` they are those of a
-    second search (`HopRetriever.hop_queries`).
+    If `current`, the checkpoint's query tower embeds them, and otherwise the
+    tower that the snapshot was published with. With `hop`, they are queries of
+    a second search (`HopRetriever.hop_queries`).
     """
     retriever = self.components.retriever
     if not len(token_ids):
@@ -487,11 +487,11 @@ class TrainedRun:
   def search(
     self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
   ) -> SearchResult:
-    """Returns the k best blocks of each query, or all, if there are fewer.
+    """Returns the k best blocks of each query, or all if there are fewer.
 
-    A run with a cross-encoder has it order `rerank_depth` blocks that were
-    found. Its scores replace theirs, and further blocks follow. Where paths are
-    searched, it returns the k best paths.
+    A cross-encoder, if the run has one, reorders the first `rerank_depth`
+    blocks, and its scores replace theirs; further blocks follow. If the run
+    searches for paths, returns the k best paths.
 
     Args:
       token_ids, current: As in `embed_tokens`.
@@ -507,15 +507,16 @@ class TrainedRun:
 
   @property
   def reranks(self) -> bool:
-    """Whether a cross-encoder orders anew what is found: blocks, not paths."""
+    """Whether a cross-encoder reorders the retrieved blocks (never paths)."""
     finds_blocks = self.config.candidates != "none" and not self.config.paths
     has_one = RERANKER in self.components and finds_blocks
     return has_one and self.config.rerank_depth > 0
 
   def restricted(self: AnyRun, where: Where | None, *, rerank: bool) -> AnyRun:
-    """Returns this run with a filter, as `filtered`, and with `reranks` or not.
+    """Returns this run with a filter, and with or without reranking.
 
-    Without a cross-encoder, `rerank` changes nothing.
+    `where` is as in `filtered`. `rerank` has no effect on a run without a
+    cross-encoder.
     """
     run = self if where is None else self.filtered(where)
     if rerank or not run.reranks:
@@ -533,13 +534,13 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query by the retriever.
 
-    A filtered run finds the k best of the blocks that are let through. If they
-    are few, all are scored by their vectors. Otherwise the index is searched
-    for more and more blocks until k of them fit, so an exact one stays exact.
+    A filtered run returns the k best of the allowed blocks. If these are few,
+    all are scored by their vectors. Otherwise the index is searched for more
+    and more blocks until k of them are allowed, so exact search stays exact.
 
-    The scores are f(x, z), computed from the vectors that the snapshot stores,
-    as in training. An index that has scores of its own, such as BM25, keeps
-    them, times the scale that the run has learned for them, if it has.
+    The scores are f(x, z), computed from the snapshot's stored vectors, as in
+    training. Scores of an index with `has_own_scores`, such as BM25, are kept,
+    times the scale that the run has learned for them, if any.
     """
     if self.config.candidates == "none":
       none = np.full((len(token_ids), 1), NULL_ROW, np.int32)
@@ -556,7 +557,8 @@ class TrainedRun:
       is_scored = not index.has_own_scores and count <= _SCORED_ROWS
       cells = count if is_scored else index.num_blocks
       if len(token_ids) > (most := max(1, _FILTERED_CELLS // cells)):
-        # A filter may need a search for all blocks: some queries at a time.
+        # A filter may need a search for all blocks, so it searches for some
+        # queries at a time.
         parts = [
           self.search_blocks(
             token_ids[start : start + most], k, current=current, hop=hop
@@ -570,7 +572,7 @@ class TrainedRun:
       if is_scored:
         vectors = self.embed_tokens(token_ids, current=current, hop=hop)
         return self._best_of(np.flatnonzero(allowed), vectors, k)
-    # An exact search compiles a program for each k. Powers of two are few.
+    # Exact search compiles a program for each k, so k is rounded to few values.
     more = 1 << (len(changed) - 1).bit_length() if changed else 0
     number = k + more
     while True:
@@ -611,7 +613,7 @@ class TrainedRun:
     vectors: Float32[np.ndarray, "b d"],
     k: int,
   ) -> SearchResult:
-    """Returns the k best of some rows for each query, by their vectors."""
+    """Returns the k best of these rows for each query, by their vectors."""
     scores = np.empty((len(vectors), len(rows)), np.float32)
     size = max(1, _SCORED_BYTES // max(1, vectors[:1].nbytes))
     for start in range(0, len(rows), size):
@@ -626,9 +628,10 @@ class TrainedRun:
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
 
   def search_as_trained(self, stage: Stage, batch: Batch) -> SearchResult:
-    """Searches as training does: in the order of the index, by its scores.
+    """Searches as in training: with the order and the scores of the index.
 
-    A stage may search several times, each time for what it has found before.
+    A stage may search several times, with queries that depend on earlier
+    results.
     """
     retrieval = stage.retrieval
     assert retrieval is not None
@@ -659,9 +662,9 @@ class TrainedRun:
     current: bool,
     hop: bool = False,
   ) -> tuple[SearchResult, Float32[np.ndarray, "n d"] | None]:
-    """Returns what the index finds, by its own scores, and the query vectors.
+    """Returns the index's results, with its own scores, and the query vectors.
 
-    An index that needs no vectors has none.
+    For an index that needs no vectors, there are no query vectors.
     """
     index, vectors = self.snapshot.index, None
     if index.needs_vectors:
@@ -675,7 +678,7 @@ class TrainedRun:
     return SearchResult(*found), vectors
 
   def hits(self, found: SearchResult) -> list[list[Hit]]:
-    """Returns what was found for each query."""
+    """Returns the retrieved blocks of each query as `Hit`s."""
     own, paths = found.retriever_scores, found.paths
     probabilities = softmax(np.float64(found.scores if own is None else own), 1)
     if paths is None:
@@ -696,21 +699,21 @@ class TrainedRun:
     return hits
 
   def block(self, row: int) -> Block:
-    """Returns a block of the corpus, the edited one if it is edited."""
+    """Returns a block of the corpus, edited if there is an edit."""
     if row == NULL_ROW:
       return NULL_BLOCK
     return self.edits.get(row) or self.corpus.block(row)
 
   def joined(self, path: Sequence[int]) -> Block:
-    """Returns the blocks of a path as one; a single block as it is."""
+    """Joins the blocks of a path; a single block stays as it is."""
     return joined_block([*map(self.block, path)], self.vocabulary)
 
   def gather_hits(
     self, hits: Sequence[Sequence[Hit]]
   ) -> Int32[np.ndarray, "b k l"]:
-    """Returns the padded tokens of blocks or paths that were found.
+    """Returns the padded tokens of retrieved blocks or paths.
 
-    Those of paths are as long as the blocks of the longest one together.
+    Paths are padded to the length of the longest one.
     """
     paths = [
       [[part.row for part in hit.block.parts] for hit in own] for own in hits
@@ -740,7 +743,7 @@ class TrainedRun:
 
   @property
   def source(self) -> dict[str, Any]:
-    """Names the run and its state, for what it answers."""
+    """Run, checkpoint and snapshot, for the `source` of a result."""
     return {
       "model_dir": str(self.model_dir),
       "checkpoint": self.step,
@@ -749,25 +752,25 @@ class TrainedRun:
 
   @property
   def can_edit(self) -> bool:
-    """Whether the index scores vectors alone, so that blocks can be edited."""
+    """Whether blocks can be edited: the index must score by vectors only."""
     return not self.snapshot.index.has_own_scores
 
   def edited(
     self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()
   ) -> AnyRun:
-    """Returns this run with other texts in some more blocks, in memory alone.
+    """Returns this run with other texts in further blocks, only in memory.
 
-    It reads and finds what it would after the corpus and the index had been
-    built from these texts, as far as the index is exact. The block tower of
-    the checkpoint embeds them. Titles stay.
+    With an exact index, it retrieves and reads as if the corpus and the index
+    had been built from these texts. The checkpoint's block tower embeds them.
+    Titles stay.
 
     Args:
-      texts: Text of the body by row.
-      hidden: Rows that no search finds.
+      texts: Texts of bodies, by row.
+      hidden: Rows that searches leave out.
 
     Raises:
-      EditError: A text has no words, or more than its block has room for, or
-        the index has no vectors.
+      EditError: A text has no words, or is too long for its block, or the index
+        has no vectors.
     """
     if texts and not self.can_edit:
       raise EditError(
@@ -792,19 +795,19 @@ class TrainedRun:
       self.params["retriever"],
       token_ids=run.gather(np.array([*made])),
     )
-    # As a snapshot stores them.
+    # Rounded as in a snapshot.
     stored = vectors.astype(self.snapshot.embeddings.dtype).astype(np.float32)
     vectors = {**self.edited_vectors, **dict(zip(made, stored, strict=True))}
     return dataclasses.replace(run, edited_vectors=vectors)
 
   def filtered(self: AnyRun, where: Where) -> AnyRun:
-    """Returns this run, whose searches find what a filter lets through.
+    """Returns this run with a filter, which its searches obey.
 
     `corpus.filters` describes filters, such as `{"language": "de"}`.
 
     Raises:
-      RealmError: The filter is none, names a field that the corpus does not
-        keep, or lets no block through.
+      RealmError: The filter is malformed, has a field that the corpus does not
+        keep, or allows no block.
     """
     return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
 
@@ -822,7 +825,7 @@ def _load_snapshot(
   corpus: Corpus,
   **settings: Any,
 ) -> Snapshot:
-  """Loads the snapshot that is named, or the first of the wanted ones."""
+  """Loads the configured snapshot, or the first wanted one that exists."""
   folder = epath.Path(config.snapshot or model_dir / SNAPSHOTS)
   if config.snapshot is None:
     published = SnapshotStore(folder).steps()

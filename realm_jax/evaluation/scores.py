@@ -1,10 +1,10 @@
-"""The scores of each question, their means, and how sure these are.
+"""Scores of questions, their means, confidence intervals and p-values.
 
-The questions of a test set are a sample: another one of the same size would
-give other metrics. The bootstrap intervals and the paired randomization test
-are seeded, so that a figure is the same whenever it is computed. Both take
-several sets of questions, such as one for each seed of a run. The sets may have
-unequal sizes: each is resampled for itself, and all have the same weight.
+The questions of a test set are a sample; another sample would give other means.
+The bootstrap intervals and the paired randomization test are seeded, so that
+they are reproducible. Both accept several sets of questions, such as one for
+each seed of a run. The sets may have different sizes: each is resampled
+separately, and all have the same weight.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +16,20 @@ from jaxtyping import Bool, Float, Int
 from realm_jax.console import name_value_table
 
 PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
-# A line of one of these.
+# A line of such a file.
 Line = dict[str, Any]
-# Scores by name, a value for each question, or several; NaN where it has none.
+# Scores by name: one or several values for each question, or NaN.
 Scores = Mapping[str, Float[np.ndarray, "_ ..."]]
 _RECALL_DEPTHS = (1, 5, 20, 100)
-# Documents that a judged query is given.
+# Number of documents that are retrieved for a judged query.
 NUM_DOCUMENTS = 100
 INTERVALS = "intervals"
-# Field of a line: the scores of its blocks before a cross-encoder ordered them.
+# Field of a line: scores of its blocks before reranking.
 _FIRST = "before_reranking"
 _LEVEL = 0.95
 _NUM_PERMUTATIONS = 10_000
 _TOP = 10
-# Numbers that are drawn at once.
+# Number of random values that are drawn at once.
 _CHUNK = 1 << 22
 
 
@@ -42,7 +42,7 @@ def question_scores(lines: Sequence[Line]) -> Scores:
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-  """Returns the `line_scores` of several parts, but those that are all NaN."""
+  """Concatenates the `line_scores` of parts; drops scores that are all NaN."""
   scores = {
     name: np.concatenate([part[name] for part in parts]) for name in parts[0]
   }
@@ -52,12 +52,12 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def line_scores(lines: Sequence[Line]) -> Scores:
-  """Scores some lines, each for itself.
+  """Scores lines independently of each other.
 
-  `f1` is NaN where the answers are patterns. Lines without predictions have the
-  scores of retrieval alone, and queries with graded documents those of
-  `document_scores`. Lines `with_first_order` have the scores of that, too,
-  named `…_before_reranking`.
+  `f1` is NaN if the answers are patterns. Lines without predictions have only
+  scores of retrieval, and queries with graded documents have the scores of
+  `document_scores`. Lines `with_first_order` also have the scores of that
+  order, named `…_before_reranking`.
   """
   scores = dict(_of_order(lines))
   if _FIRST in lines[0]:
@@ -68,7 +68,7 @@ def line_scores(lines: Sequence[Line]) -> Scores:
 
 
 def with_first_order(line: Line, evidence: Sequence[Any]) -> Line:
-  """Returns a line that also has the scores of the retriever's order."""
+  """Adds the scores of the retriever's order to a line."""
   found = _of_order([{**line, "evidence": evidence}])
   values = {name: float(value) for name, (value,) in found.items()}
   return {**line, _FIRST: values}
@@ -105,8 +105,8 @@ def _of_order(lines: Sequence[Line]) -> Scores:
 def _path_scores(lines: Sequence[Line]) -> Scores:
   """Scores paths of blocks by the documents that a question needs, its `gold`.
 
-  A path is right if it has all of them. `joint_exact_match` asks for that of
-  the path that a right answer is from. Questions without `gold` have NaN.
+  A path is right if it has all of them. `joint_exact_match` requires a right
+  answer from a right path. Questions without `gold` have NaN.
   """
   found: dict[str, list[float]] = {}
   for line in lines:
@@ -153,10 +153,10 @@ def document_scores(lines: Sequence[Line]) -> Scores:
 
   Returns:
     `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
-    what the best order of all judged ones has (Järvelin & Kekäläinen 2002,
-    with the grades as gains); `recall_at_100`: the share of the relevant
-    documents that is among the first 100; and `mrr_at_10`: 1 / rank of the
-    first relevant document, 0 if it is not among the first 10.
+    the sum for the best order of all judged documents (Järvelin & Kekäläinen
+    2002, with the grades as gains); `recall_at_100`: the share of the relevant
+    documents among the first 100; and `mrr_at_10`: 1 / rank of the first
+    relevant document, 0 if it is not among the first 10.
   """
   names = "ndcg_at_10", "recall_at_100", "mrr_at_10"
   scores = {name: np.zeros(len(lines)) for name in names}
@@ -195,7 +195,7 @@ def summarize(scores: Scores) -> dict[str, Any]:
 
 
 def summary_table(metrics: Mapping[str, Any]) -> str:
-  """Returns a line for each figure, which its interval follows."""
+  """Returns a line for each metric, with its interval."""
   shown = {name: v for name, v in metrics.items() if name != INTERVALS}
   for name, (low, high) in metrics.get(INTERVALS, {}).items():
     shown[name] = f"{shown[name]:.4f}  [{low:.4f}, {high:.4f}]"
@@ -242,10 +242,10 @@ def permutation_p_values(
   """Returns two-sided p-values of a paired randomization test (Fisher 1935).
 
   If two systems are the same, each question's difference could as well have
-  the other sign. The p-value is the share of random signs, the true ones
-  included, that give a sum at least as far from 0 as the true ones. The test
-  asks whether two systems answer alike as they were trained; how much they
-  vary with the seed of training, it does not know.
+  the other sign. The p-value is the share of random signs, including the true
+  ones, for which the sum is at least as far from 0 as the true sum. The test
+  compares the two trained systems; it does not account for the variation
+  between seeds of training.
 
   `differences` has the differences of two systems' scores, for each set of
   questions.
@@ -256,7 +256,7 @@ def permutation_p_values(
   ]
   values = np.stack(columns, axis=1)
   rng = np.random.default_rng(seed)
-  # Less a little: sums in another order differ in their last digits.
+  # A tolerance, because sums in another order differ in their last digits.
   limits = np.abs(values.sum(axis=0)) - 1e-9
   as_far = np.zeros(values.shape[1])
   for size in _chunks(_NUM_PERMUTATIONS, len(values)):

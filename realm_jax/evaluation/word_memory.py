@@ -1,12 +1,12 @@
-"""A memory without text: states at masked words, and the words (kNN-LM).
+"""A memory of hidden states at masked words, with the words (kNN-LM).
 
     manifest.json    checkpoint and vocabulary, index, and record of keys.bin
-    keys.bin         of each masked word: its state (unit vector, float16), its
+    keys.bin         for each masked word: its state (unit vector, float16), its
                      id, and the content hash of its block
 
-States are read beside the null block: no index changes them. They are those
-that enter the masked-LM head; not every encoder has the paper's, the inputs of
-its last feed-forward layer.
+States are computed with the null block, so they do not depend on an index. They
+are the inputs of the masked-LM head; the paper's choice, the inputs of the last
+feed-forward layer, does not exist in every encoder.
 """
 
 import itertools
@@ -39,7 +39,8 @@ class WordMemory:
   """The memory of a run: its `records` of `key`, `word` and `source`.
 
   Raises:
-    RealmError: It is missing, damaged, or of another checkpoint or vocabulary.
+    RealmError: The memory is missing or damaged, or belongs to another
+      checkpoint or vocabulary.
   """
 
   def __init__(self, directory: epath.PathLike, run: TrainedRun):
@@ -69,8 +70,8 @@ class WordMemory:
   ) -> tuple[Float32[np.ndarray, "b m k"], Int[np.ndarray, "b m k"]]:
     """Returns scores and words of the nearest keys of each mask.
 
-    At least 1,024, if there are, are not of a query's `own` block, whose keys
-    have a score of −∞.
+    If possible, at least 1,024 of them are from other blocks than the query's
+    `own` block, whose keys have a score of −∞.
     """
     states = null_states(self._run, query, positions)
     queries = QueryBatch.of_vectors(states.reshape(-1, states.shape[-1]))
@@ -82,7 +83,7 @@ class WordMemory:
 
 
 def _owner(run: TrainedRun) -> dict[str, str | int]:
-  """Returns what a memory must have in common with a run."""
+  """Returns the properties that a memory must share with a run."""
   vocabulary = run.newest_corpus.vocab_sha256
   own = {"vocabulary": vocabulary, "checkpoint": run.checkpoint_checksum}
   return {"format_version": _FORMAT_VERSION, **own}
@@ -105,15 +106,15 @@ def build_memory(
 ) -> str:
   """Masks each salient span in turn, and stores the states at its words.
 
-  Blocks with the same text are read once. Returns a line for people.
+  Blocks with the same text are read once. Returns a line to print.
 
   Args:
     config: Run of pre-training.
-    data: Corpus, blocks held out, and kinds of spans that are not masked.
+    data: Corpus, held-out blocks, and kinds of spans that are not masked.
     output_dir: Directory to make; it appears complete or not at all.
-    extend: Memory of the run whose keys are kept, but for blocks that the
-      corpus lacks by now. Only the other blocks are read.
-    index: Kind of index by which keys are searched.
+    extend: Memory of the run to extend. Its keys are kept, except for blocks
+      that are no longer in the corpus, and only new blocks are read.
+    index: Kind of index for searching the keys.
   """
   run, kind = TrainedRun.load(config, max_batch=_BATCH), as_config(index).kind
   corpus, old = data.examples, np.zeros(0, _dtype(run))
@@ -156,9 +157,10 @@ def build_memory(
 def masked_spans(
   data: TaskContext, row: int, config: RunConfig
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields what the task masked_salient_spans makes of each span of a block.
+  """Yields examples of the task masked_salient_spans for each span of a block.
 
-  These are query, positions and ids of masked words, and the block's hash.
+  An example has the query, positions and ids of masked words, and the block's
+  hash.
   """
   corpus, block = data.examples, data.examples.block(row)
   words, body = corpus.vocabulary, block.body_token_ids
@@ -181,7 +183,7 @@ def null_states(
   query: Int[np.ndarray, "n q"],
   positions: Int[np.ndarray, "n m"],
 ) -> Float32[np.ndarray, "n m d"]:
-  """Returns the states at masks, beside the null block, as unit vectors."""
+  """Returns the states at masks, with the null block, as unit vectors."""
   reader, params = run.require_reader(), run.params["reader"]
   return run.compute(_states, reader, params, query=query, positions=positions)
 
@@ -192,7 +194,7 @@ def _states(
   query: Int[Array, "b q"],
   positions: Int[Array, "b m"],
 ) -> Float[Array, "b m d"]:
-  # Of the null block, [SEP] alone follows the query.
+  # The null block adds only [SEP] after the query.
   ends = jnp.sum(query > 0, axis=1, keepdims=True)
   tokens = jnp.pad(query, ((0, 0), (0, 1)))
   is_end = jnp.arange(tokens.shape[1])[None, :] == ends

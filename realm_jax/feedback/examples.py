@@ -1,10 +1,9 @@
-"""The examples of a feedback log, as it grows: lists with their rewards.
+"""The examples of a growing feedback log: lists with their rewards.
 
-An example is a list at the time when its rewards came, in the order of the log.
-What is known of it depends on the lines before alone, so all processes see the
-same examples. What cannot be used is left out and counted: lines that are no
-events, rewards of unknown lists, rewards that were sent again, and all but some
-of a query that floods the log.
+Examples are in the order in which the log has their rewards. An example depends
+only on earlier lines, so all processes see the same examples. Unusable lines
+are left out and counted: malformed lines, rewards of unknown lists, repeated
+rewards, and most lists of a query that floods the log.
 """
 
 import collections
@@ -30,22 +29,22 @@ from realm_jax.feedback.log import (
 )
 
 Split = Literal["train", "validation"]
-# One list in so many is held out of training.
+# One list in ten is held out of training.
 _HELD_OUT = 10
-# Of the last so many examples, at most so many have the same query.
+# At most 50 of the last 1000 examples may have the same query.
 _FLOOD_WINDOW, _MAX_OF_A_QUERY = 1000, 50
-# An average of a query's rewards counts as so many rewards of other queries.
+# Weight of the overall mean reward in a query's baseline, in rewards.
 _PRIOR_COUNT = 2.0
 _MAX_QUERIES = 1_000_000
-# Lists that may wait for rewards; those of older ones are unknown.
+# Number of lists that may wait for rewards; older ones are forgotten.
 _MAX_WAITING = 1_000_000
-# A line is a few kilobytes; nobody else writes this file.
+# A line has a few kilobytes, and only the service writes this file.
 _MAX_LINE_BYTES = 1 << 20
 _POLL_SECONDS = 1.0
 
 
 class _Place(NamedTuple):
-  """Where a line is."""
+  """Position of a line in the log."""
 
   file: int
   offset: int
@@ -60,12 +59,12 @@ class _Waiting(NamedTuple):
 
 
 class Feedback(NamedTuple):
-  """A list and what it was worth.
+  """A list with its rewards.
 
   Attributes:
     served: The list.
-    rewards: Its rewards, as they were sent.
-    baseline: The mean reward of lists before it, above all of the same query.
+    rewards: Rewards of the list, as they were sent.
+    baseline: Mean reward of earlier lists, mainly those of the same query.
   """
 
   served: Served
@@ -83,13 +82,13 @@ class _Mean:
 
 
 class FeedbackExamples:
-  """The examples of a log, which grow as it does.
+  """The examples of a log, whose number grows with it.
 
-  `poll` reads what is new, at most once a second, and never anything again. A
-  log that no service has begun has none.
+  `poll` reads new lines, at most once a second. A log that does not exist yet
+  has no examples.
 
   Attributes:
-    left_out: Number of lines that were left out, by the reason.
+    left_out: Number of lines that were left out, by reason.
   """
 
   def __init__(self, directory: epath.PathLike, split: Split = "train"):
@@ -97,7 +96,7 @@ class FeedbackExamples:
     self.left_out = collections.Counter[str]()
     self._read: dict[int, int] = {}
     self._files: list[Path] = []
-    # Lists whose rewards have not come.
+    # Lists without rewards so far.
     self._waiting: dict[str, _Waiting] = {}
     self._lists: list[_Place] = []
     self._rewards: list[tuple[Rewards, float]] = []
@@ -119,7 +118,7 @@ class FeedbackExamples:
     return Feedback(served, *self._rewards[number])
 
   def poll(self) -> None:
-    """Reads the lines that were written since."""
+    """Reads new lines."""
     if time.monotonic() - self._polled_at < _POLL_SECONDS:
       return
     before = self.left_out.total()
@@ -142,7 +141,7 @@ class FeedbackExamples:
       file.seek(offset)
       while line := file.readline(_MAX_LINE_BYTES):
         if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
-          # It is being written.
+          # The line is still being written.
           break
         try:
           self._take(json.loads(line), _Place(number, offset))
@@ -191,7 +190,7 @@ class FeedbackExamples:
       self._of_queries.popitem(last=False)
 
   def _baseline(self, query: int) -> float:
-    """Returns the mean reward of a query, shrunk to that of all."""
+    """Returns the mean reward of a query, shrunk towards the overall mean."""
     prior = self._of_all.total / max(self._of_all.count, 1.0)
     own = self._of_queries.get(query, _Mean())
     total = own.total + _PRIOR_COUNT * prior
@@ -199,7 +198,7 @@ class FeedbackExamples:
 
 
 def total_reward(rewards: Rewards) -> float:
-  """Returns the reward of a list: its own, or the sum of its passages'."""
+  """Returns the reward of a list: its own, or the sum over its passages."""
   return float(rewards) if isinstance(rewards, int | float) else sum(rewards)
 
 
@@ -207,7 +206,7 @@ def _served(fields: Mapping[str, Any]) -> Served:
   """Returns the list of a line.
 
   Raises:
-    ValueError, TypeError, KeyError: It is none.
+    ValueError, TypeError, KeyError: The line is not a list.
   """
   blocks, hashes = (
     np.array(fields[name], np.int64) for name in ("blocks", "hashes")

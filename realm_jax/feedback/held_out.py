@@ -1,4 +1,4 @@
-"""Whether a checkpoint is worse than what is served, by held-out feedback."""
+"""Compares a checkpoint with the served snapshot on held-out feedback."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from realm_jax.objectives.feedback import ServedLists, order_log_probabilities
 from realm_jax.snapshots.build import CompiledTowers
 from realm_jax.snapshots.loading import Snapshot
 
-# The last so many lists are compared, and fewer than the least tell nothing.
+# Maximum number of lists to compare, and the minimum for a comparison.
 _MOST, _LEAST = 1000, 30
-# The importance ratios are at most so large.
+# Upper bound of the importance ratios.
 _CLIP_RATIO = 10.0
 _RESAMPLES = 2000
 
@@ -29,9 +29,9 @@ class HeldOut(NamedTuple):
 
   Attributes:
     texts: Queries.
-    blocks: Ids of the candidates. Padding repeats the first.
-    lists: The lists, as a loss takes them; the `rewards` are the lists' own
-      where they were drawn.
+    blocks: Ids of the candidates, padded with the first one.
+    lists: The lists, as inputs of a loss. If the order was drawn, `rewards` has
+      the reward of the whole list.
     is_drawn: Whether the order was drawn.
   """
 
@@ -46,7 +46,7 @@ class Comparison:
   """Values of two retrievers on the same lists, and their difference.
 
   Attributes:
-    served, new: Their mean rewards, as far as held-out feedback tells them.
+    served, new: Estimates of their mean rewards from held-out feedback.
     interval: 95 % paired bootstrap interval of new − served.
     num_lists: Number of lists.
   """
@@ -58,7 +58,7 @@ class Comparison:
 
   @property
   def is_worse(self) -> bool:
-    """Whether the new one is worse by more than chance."""
+    """Whether the new retriever is significantly worse."""
     return self.interval[1] < 0
 
 
@@ -72,13 +72,13 @@ def compare(
 ) -> Comparison | None:
   """Compares a checkpoint's retriever with a snapshot on the newest lists.
 
-  Of lists whose order was drawn, the value of a retriever is their mean reward,
-  weighted by the probability of the order by its scores over that by which it
-  was drawn. Of others, it is the mean reward of the passages that were shown,
-  each weighted by softmax of its score.
+  On lists whose order was drawn, the value of a retriever is the mean reward,
+  weighted by the ratio of the order's probability under its scores to the
+  probability with which it was drawn. On other lists, it is the mean reward of
+  the passages that were shown, weighted by the softmax of their scores.
 
   Returns:
-    The comparison, or None where too few lists can be compared.
+    The comparison, or None if too few lists can be compared.
   """
   examples = FeedbackExamples(feedback_dir, "validation")
   numbers = range(max(0, len(examples) - _MOST), len(examples))
@@ -100,7 +100,7 @@ def compare(
   scale = towers.retriever.score_scale
   ids, index = np.unique(found.blocks, return_inverse=True)
   rows_of_served, rows = (corpus.rows_of(ids) for corpus in corpora)
-  # It embeds rows in rising order.
+  # The embedder needs rows in rising order.
   order = np.argsort(rows)
   vectors = np.empty((len(ids), towers.retriever.vector_size), np.float32)
   vectors[order] = towers.embedder.embed(params, rows[order])
@@ -115,7 +115,7 @@ def compare(
 
 
 def _can_be_compared(one: Feedback, corpora: Sequence[Corpus]) -> bool:
-  """Returns whether the candidates stay as they were, and the rewards tell."""
+  """Returns whether candidates are unchanged, and rewards are informative."""
   served = one.served
   found = [corpus.rows_of(served.blocks) for corpus in corpora]
   is_same = (
@@ -161,7 +161,7 @@ def _held_out(kept: Sequence[Feedback]) -> HeldOut:
 def _values(
   scores: Float[np.ndarray, "b n"], held_out: HeldOut
 ) -> Float[np.ndarray, "b 2"]:
-  """Returns the weight of each list, and its value, by a retriever's scores."""
+  """Returns each list's weight and value under a retriever's scores."""
   lists = held_out.lists
   change = np.asarray(
     order_log_probabilities(scores, lists).sum(axis=1)
@@ -180,7 +180,7 @@ def _values(
 def _compared(
   served: Float[np.ndarray, "b 2"], new: Float[np.ndarray, "b 2"]
 ) -> Comparison:
-  """Compares weighted means, resampling lists for the interval."""
+  """Compares weighted means; the interval is from resampled lists."""
 
   def mean(own: np.ndarray, counts: np.ndarray) -> np.ndarray:
     weights = counts * own[:, 0]

@@ -1,18 +1,18 @@
-"""The feedback log: what a service has retrieved, and what it was worth.
+"""The feedback log: lists that a service has retrieved, and their rewards.
 
 A folder has the files log-00000.jsonl, log-00001.jsonl and so on, to which one
-service appends. A line is a list that was served,
+service appends. A line is a served list,
 
     {"list": ID, "time": 1.7e9, "query": TEXT, "blocks": [INT64],
      "hashes": [INT64], "scores": [FLOAT], "shown": [PLACE],
      "temperature": FLOAT or null, "checkpoint": STEP, "snapshot": STEP}
 
-or the rewards of one: `{"rewards": [FLOAT] or FLOAT, "of": ID, "time": …}`. The
-`blocks` are the candidates with their scores, best first, and `shown` are the
-places of those that the client got, in its order. Where there is a temperature,
-that order was drawn from scores / temperature (Plackett–Luce), so its
-probability follows from the line. A client sends rewards and an ID that it was
-given; nothing else of it is read.
+or the rewards of a list: `{"rewards": [FLOAT] or FLOAT, "of": ID, "time": …}`.
+`blocks` are the candidates with their scores, best first, and `shown` has the
+positions of the blocks that the client got, in the order shown. With a
+temperature, this order was drawn from scores / temperature (Plackett–Luce), so
+its probability can be computed from the line. Clients send only rewards and the
+ID of a list.
 """
 
 import base64
@@ -41,7 +41,7 @@ from realm_jax.storage.paths import is_remote
 
 # Rewards are between −1 and 1, so that no client outweighs all others.
 MAX_REWARD = 1.0
-# Lists whose rewards a service knows, to tell a repetition from news.
+# Number of lists whose rewards a service remembers, to recognize repetitions.
 _NUM_RECENT = 100_000
 _FILE_BYTES = 64 << 20
 _NAME = "log-{:05}.jsonl"
@@ -51,7 +51,7 @@ Rewards = float | Sequence[float]
 
 
 class FeedbackError(RealmError):
-  """Feedback that is malformed, or for no list of this service."""
+  """Feedback is malformed, or not for a list of this service."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +59,15 @@ class Served:
   """A list that was served for a query.
 
   Attributes:
-    query: The query's text.
+    query: Text of the query.
     blocks: Ids of the candidates.
-    hashes: Content hashes of their texts; 0 where a text is not the corpus's.
+    hashes: Content hashes of the candidates; 0 for a text that is not in the
+      corpus.
     scores: f(x, z) of the candidates, times the retriever's scale.
-    shown: Places among the candidates of the blocks that the client got.
-    temperature: What their order was drawn by; None for the best ones.
-    checkpoint, snapshot: What found them.
+    shown: Positions, among the candidates, of the blocks that the client got.
+    temperature: Temperature with which the order was drawn; None for the order
+      of scores.
+    checkpoint, snapshot: Steps of the checkpoint and the snapshot.
   """
 
   query: str
@@ -84,7 +86,7 @@ def log_files(directory: epath.PathLike) -> list[Path]:
 
 
 def require_disk(directory: epath.PathLike) -> None:
-  """Raises `RealmError` for a folder in a bucket, whose files cannot grow."""
+  """Raises a `RealmError` for a folder in a bucket, which cannot append."""
   if is_remote(epath.Path(directory)):
     raise RealmError(
       f"a feedback log cannot grow in a bucket, as {directory} is; give "
@@ -93,16 +95,16 @@ def require_disk(directory: epath.PathLike) -> None:
 
 
 def checked_rewards(rewards: Any) -> Rewards:
-  """Returns rewards as they were sent: a number, or one for each passage.
+  """Checks rewards: a number, or one for each passage.
 
   Raises:
-    FeedbackError: They are neither, or beyond the bounds.
+    FeedbackError: They are neither, or out of bounds.
   """
   several = rewards if isinstance(rewards, list) else [rewards]
   for reward in several:
     is_number = isinstance(reward, int | float) and type(reward) is not bool
     if not (is_number and abs(reward) <= MAX_REWARD):
-      # NaN is beyond every bound.
+      # NaN also fails this comparison.
       shown = f"{reward!r:.50}"
       raise FeedbackError(
         f"a reward is {shown}; want numbers from {-MAX_REWARD:g} to "
@@ -114,13 +116,12 @@ def checked_rewards(rewards: Any) -> Rewards:
 class FeedbackLog:
   """The log to which a service appends, from any of its threads.
 
-  A request ID carries its own proof that this service gave it away, so IDs need
-  no memory, and a restarted service takes the rewards of lists that were served
-  before.
+  Request IDs are signed, so the service need not remember them, and accepts
+  rewards of lists that were served before a restart.
 
   Args:
     directory: Folder of the log, on a disk.
-    max_bytes: Size of the log beyond which it takes nothing more.
+    max_bytes: Maximum size of the log.
 
   Attributes:
     num_lists, num_rewards: Numbers of lines that this service has written.
@@ -136,7 +137,7 @@ class FeedbackLog:
     self._key = self._read_key()
     files = log_files(self.directory)
     self._bytes_left = max_bytes - sum(file.stat().st_size for file in files)
-    # After a crash, the last line of the file before may be half a one.
+    # After a crash, the last line of the previous file may be incomplete.
     self._number = int(files[-1].stem.rpartition("-")[2]) + 1 if files else 0
     self._file: io.FileIO | None = None
     self._lock = threading.Lock()
@@ -145,7 +146,7 @@ class FeedbackLog:
 
   def _read_key(self) -> bytes:
     path = self.directory / _KEY
-    # A service that was killed may have left half a key, which nobody has used.
+    # A killed service may have left an incomplete key, which was never used.
     if path.exists() and len(key := path.read_bytes()) == _KEY_BYTES:
       return key
     key = secrets.token_bytes(_KEY_BYTES)
@@ -157,7 +158,7 @@ class FeedbackLog:
 
   @property
   def is_full(self) -> bool:
-    """Whether the log takes nothing more."""
+    """Whether the log has reached its maximum size."""
     return self._bytes_left <= 0
 
   def close(self) -> None:
@@ -181,9 +182,9 @@ class FeedbackLog:
     return base64.urlsafe_b64encode(digest[:12]).decode()
 
   def add_lists(self, ids: Sequence[str], served: Sequence[Served]) -> None:
-    """Appends lists. They are on the disk once rewards are.
+    """Appends lists. They are synced to disk together with later rewards.
 
-    Where the disk takes none, they are served nevertheless, and not learned
+    If the disk is full, the lists are served nevertheless, but not learned
     from.
     """
     now, lines = round(time.time(), 3), list[dict[str, Any]]()
@@ -203,18 +204,18 @@ class FeedbackLog:
         )
 
   def add_rewards(self, rewards: Sequence[tuple[str, Rewards]]) -> int:
-    """Appends the rewards of lists, which are on the disk when this returns.
+    """Appends rewards of lists, which are on the disk when this returns.
 
-    A list has the rewards that came first, so a request can be sent again.
-    Those that this service remembers are not even written.
+    Only the first rewards of a list count, so a request can be sent again.
+    Repetitions that this service remembers are not written.
 
     Returns:
       The number of rewards that were new.
 
     Raises:
-      FeedbackError: An ID is none of this service, or the log is full. Nothing
-        was taken.
-      OSError: The disk took nothing: the same request can be sent again.
+      FeedbackError: An ID is not from this service, or the log is full. Nothing
+        was written.
+      OSError: The disk is full or broken. The request can be sent again.
     """
     for name, _ in rewards:
       nonce, _, proof = name.partition(".")
@@ -244,7 +245,7 @@ class FeedbackLog:
   def _write(
     self, lines: Sequence[dict[str, Any]], *, sync: bool = False
   ) -> int:
-    """Writes lines and flushes them, for readers; returns how many."""
+    """Writes lines and flushes them for readers; returns their number."""
     if not lines or self.is_full:
       return 0
     text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
@@ -254,7 +255,7 @@ class FeedbackLog:
       if self._file is None:
         path = self.directory / _NAME.format(self._number)
         self._number += 1
-        # Without a buffer: what failed is not written later.
+        # Unbuffered, so that a failed write is not repeated later.
         self._file = path.open("xb", buffering=0)
       written = self._file.write(content := text.encode())
       if written < len(content):
@@ -262,7 +263,7 @@ class FeedbackLog:
       if sync:
         os.fsync(self._file.fileno())
     except OSError:
-      # The next line begins a file of its own, and no half a line.
+      # The next line starts a new file, instead of following a partial line.
       file, self._file = self._file, None
       if file is not None:
         file.close()
@@ -278,10 +279,10 @@ def drawn_order(
   k: int,
   generator: np.random.Generator,
 ) -> Int[np.ndarray, "b k"]:
-  """Draws k places for each query, one after the other, without replacement.
+  """Draws k positions for each query in order, without replacement.
 
-  Their distribution is Plackett and Luce's of scores / temperature: the k
-  greatest after Gumbel noise (Kool et al. 2019, arXiv 1903.06059).
+  The distribution is Plackett–Luce with scores / temperature: the k greatest
+  after adding Gumbel noise (Kool et al. 2019, arXiv 1903.06059).
   """
   noisy = scores / temperature + generator.gumbel(size=scores.shape)
   return np.argsort(-noisy, axis=1)[:, :k]

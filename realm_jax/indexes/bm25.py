@@ -31,11 +31,10 @@ from realm_jax.storage.local_disk import (
 Rows = Int32[np.ndarray, " n"]
 Scores = Float32[np.ndarray, " n"]
 Sums = Float32[np.ndarray, " N"]
-# What a build has in memory at once: blocks that it counts, and postings that
-# it puts in order.
+# Numbers of blocks that a build counts at once, and of postings that it sorts.
 _ROWS_PER_PART = 1 << 17
 _POSTINGS_PER_WRITE = 1 << 24
-# float32 sums of the same scores differ by less, in whatever order.
+# Bound on the relative difference of float32 sums in different orders.
 _ROUNDING = 1e-4
 _SMALLEST = float(np.finfo(np.float32).tiny)
 # Number of postings that can be read in the time of one binary search.
@@ -47,8 +46,8 @@ class Bm25Config(IndexConfig):
   """Lucene's BM25, with scores computed when the index is built.
 
   Attributes:
-    k1: Saturation of term frequency: repetitions of a word count less from
-      about this many on.
+    k1: Saturation of term frequency: the number of repetitions from which on
+      further ones count little.
     b: Strength of the normalization by a block's length, from 0 to 1.
   """
 
@@ -60,9 +59,9 @@ class Bm25Config(IndexConfig):
   def build(self, blocks: Blocks, directory: Path | None = None) -> "Bm25Index":
     """Counts the words of every block, and writes the postings of each word.
 
-    Memory is 2 GB and about 30 bytes a block; while it builds, the disk holds
-    twice the index's size. Without a directory, the files are in TMPDIR, where
-    they have no names once they are loaded.
+    A build needs 2 GB and about 30 bytes a block of memory, and disk space for
+    twice the index's size. Without a directory, the files are in TMPDIR, and
+    unlinked once they are loaded.
     """
     if directory is None:
       with ScratchDirectory() as scratch:
@@ -93,7 +92,7 @@ class Bm25Config(IndexConfig):
       scores = (np.array(idf, np.float32)[words] * saturated).astype(np.float32)
       np.maximum.at(bounds, words, scores)
       for path, array in zip(paths, (rows, scores), strict=True):
-        # Mapped anew each time: pages that stay mapped count as memory.
+        # Mapped again each time, because mapped pages count as memory.
         mapped = np.lib.format.open_memmap(path, mode="r+")
         mapped[starts[first] : starts[limit]] = array
       first = limit
@@ -103,7 +102,7 @@ class Bm25Config(IndexConfig):
     return self.load(directory, blocks)
 
   def load(self, directory: Path, blocks: Blocks) -> "Bm25Index":
-    """Loads what `build` wrote, memory-mapped."""
+    """Loads the files of `build`, memory-mapped."""
     try:
       names = "starts", "bounds", "rows", "scores"
       arrays = [_map(directory / f"{name}.npy") for name in names]
@@ -122,12 +121,12 @@ def _map(path: Path) -> np.ndarray:
 def _write_parts(
   blocks: Blocks, folder: Path
 ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, "p s"]]:
-  """Counts the words of some blocks after others.
+  """Counts the words of blocks, part by part.
 
-  A part's files list which block has a word, and how often, by word.
+  A part's files list, by word, the blocks that have it, and how often.
 
   Returns:
-    The length of each block, and where in a part the postings of a word start.
+    The length of each block, and where each word's postings start in a part.
   """
   if blocks.token_ids is None:
     raise RealmError("BM25 needs the blocks' wordpieces")
@@ -156,7 +155,7 @@ def _write_parts(
 def _read_parts(
   folder: Path, starts: Int[np.ndarray, "p s"], first: int, limit: int
 ) -> tuple[Rows, Rows, Rows]:
-  """Returns rows, words and counts of some words, by word and then by row."""
+  """Returns rows, words and counts of a range of words, by word, then row."""
   columns = []
   for number, of_part in enumerate(starts):
     mapped = _map(folder / f"{number}.npy")
@@ -166,7 +165,7 @@ def _read_parts(
     columns.append(np.vstack([part, words]))
     drop_pages(mapped)
   rows, repeats, words = np.concatenate(columns, axis=1)
-  # A counting sort, which leaves the rows of a word in order.
+  # A counting sort, which keeps the rows of a word in order.
   shape = (int(rows.max()) + 1, limit - first)
   by_word = sparse.coo_array((repeats, (rows, words)), shape=shape).tocsc()
   counts = np.diff(by_word.indptr)
@@ -177,8 +176,8 @@ def _read_parts(
 class Bm25Index(Index):
   """Scores blocks by the words that they share with the query.
 
-  Special wordpieces occur in no block, so those of a query score nothing. A
-  word's postings are the rows that have it, in order, and their scores.
+  Special wordpieces occur in no block, so they score nothing in a query. A
+  word's postings are the rows that contain it, in order, with their scores.
   """
 
   kind = "bm25"
@@ -191,10 +190,10 @@ class Bm25Index(Index):
     self._starts, self._bounds, self._rows, self._scores = arrays
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """Returns the k best blocks; those that share no word score 0.
+    """Returns the k best blocks; a block that shares no word scores 0.
 
-    The scores are exact: blocks are left out only where upper bounds of their
-    scores show that k others are better (MaxScore, Turtle and Flood 1995).
+    The scores are exact: a block is skipped only if an upper bound of its score
+    shows that k others are better (MaxScore, Turtle and Flood 1995).
     """
     check_k(k, self.num_blocks)
     shape = (len(queries.token_ids), k)
@@ -202,17 +201,17 @@ class Bm25Index(Index):
     scores = np.zeros(shape, np.float32)
     sums = np.zeros(self.num_blocks, np.float32)
     for i, words in enumerate(queries.token_ids):
-      # Each block has 0 in `sums` here.
+      # `sums` is 0 for every block here.
       words = words[self._bounds[words] > 0]
       found = self._candidates(words, k, sums)
-      # In the order of the query, as float32 rounds each sum.
+      # In the order of the query, because float32 sums depend on it.
       columns = {
         word: self._scores_of(word, found, sums) for word in {*words.tolist()}
       }
       total = np.zeros(len(found), np.float32)
       for word in words.tolist():
         total += columns[word]
-      # Ties, also for the last place, go to the lower row.
+      # Ties go to the lower row, also for the k-th block.
       order = np.argsort(-total, kind="stable")[:k]
       count = len(order)
       rows[i, :count], scores[i, :count] = found[order], total[order]
@@ -228,10 +227,10 @@ class Bm25Index(Index):
     bounds = counts * self._bounds[distinct].astype(np.float64)
     order = np.argsort(-bounds)
     terms = np.column_stack([distinct, counts])[order].tolist()
-    # What the terms from each place on can add.
+    # Upper bound of the sum over the terms from each position on.
     rest = [*np.cumsum(bounds[order][::-1])[::-1].tolist(), 0.0]
     at_least, place = 0.0, 0
-    # From some place on, a block that has no earlier term cannot be found.
+    # From some position on, a block without any earlier term cannot qualify.
     while place < len(terms) and rest[place] >= at_least:
       word, count = terms[place]
       rows, scores = self._postings(word)
@@ -252,7 +251,7 @@ class Bm25Index(Index):
     return found
 
   def _scores_of(self, word: int, rows: Rows, zeros: Sums) -> Scores:
-    """Returns what a word adds to some rows, 0 for those without it."""
+    """Returns a word's scores for some rows, 0 for rows without the word."""
     own, scores = self._postings(word)
     if len(own) < _POSTINGS_PER_LOOKUP * len(rows):
       zeros[own] = scores
@@ -269,7 +268,7 @@ class Bm25Index(Index):
 
 
 def _kth_best(scores: Scores, k: int) -> float:
-  """Returns a score that k blocks reach, with what rounding may cost."""
+  """Returns a score that k blocks reach, less a margin for rounding."""
   if len(scores) < k:
     return 0.0
   return (1 - _ROUNDING) * float(np.partition(scores, -k)[-k])

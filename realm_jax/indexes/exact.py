@@ -1,4 +1,4 @@
-"""Exact search on the devices: the blocks with the largest inner products.
+"""Exact search for the largest inner products, on the devices.
 
 The vectors are an argument of one compiled program, padded to a capacity, so a
 new snapshot of the same capacity is searched without compiling anything.
@@ -33,18 +33,17 @@ from realm_jax.settings import Named, PositiveInt
 from realm_jax.storage.local_disk import drop_pages
 
 _ROWS_PER_COPY = 1 << 16
-# An array at a multiple of this address, in bytes, is used by jax on CPUs
-# without a copy.
+# On CPUs, jax uses arrays that are aligned to this many bytes without a copy.
 _ALIGNMENT = 64
-# Rows in memory at once, beside the index whose recall is measured.
+# Rows that are in memory at once while the recall of an index is measured.
 _ROWS_PER_PART = 1 << 18
-# Scores that differ by less than this, relative to the score, are equal: among
-# blocks with the same text, any is a correct result.
+# Relative difference below which scores count as equal: among blocks with the
+# same text, any is a correct result.
 _TIE = 1e-5
 
 
 def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
-  """Returns how many rows to allocate, so that a corpus may grow a little.
+  """Returns the number of rows to allocate, so that a corpus can grow a little.
 
   Each device's share is rounded up to a multiple of an eighth of the power of
   two below it. This takes at most an eighth more memory, and gives a handful
@@ -87,10 +86,10 @@ _DEFAULTS = ExactConfig()
 class ExactIndex(Index):
   """Searches the inner products with every block.
 
-  The vectors, [N, d], are read once, a device's share at a time, and spread
-  over all devices of the mesh, by default one. `vectors` are those on the
-  devices, padded to the capacity, and `count` is the number of blocks, there
-  too.
+  The vectors, [N, d], are read once, a device's share at a time, and sharded
+  over all devices of the mesh, by default one. The attribute `vectors` is the
+  array on the devices, padded to the capacity, and `count` is the number of
+  blocks, also on the devices.
   """
 
   kind = "exact"
@@ -142,7 +141,7 @@ class ExactIndex(Index):
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
-    The queries are sharded as batches are, and so is the result.
+    Queries and results are sharded like batches.
     """
     plan = self.plan(k, num_queries=len(vectors))
     return exact_search.search(
@@ -166,10 +165,9 @@ class ExactIndex(Index):
 def _padded(
   vectors: Rows, start: int, stop: int, dtype: np.dtype
 ) -> Float[np.ndarray, "n d"]:
-  """Copies rows start … stop; zeros stand for rows past the last.
+  """Copies rows start … stop, with zeros for rows past the last.
 
-  The copy is aligned so that jax on CPUs uses it as it is: the vectors are in
-  memory once.
+  The copy is aligned, so that jax on CPUs uses it without another copy.
   """
   num_blocks, dim = vectors.shape
   size = (stop - start) * dim * dtype.itemsize
@@ -191,15 +189,14 @@ def _padded(
 
 
 class GroundTruth:
-  """What exact search finds for a sample of queries: the k best blocks.
+  """The k best blocks of a sample of queries, by exact search.
 
-  The vectors of all blocks, an array or rows that can be gathered, are searched
-  in parts.
+  The vectors of all blocks are searched in parts.
   """
 
   def __init__(self, vectors: Rows, queries: QueryBatch, k: int):
     self.queries, self.k = queries, k
-    # Rows that are no array gather them in any order by a method.
+    # `Rows` other than arrays have a method to gather rows in any order.
     self._gather: Any = getattr(vectors, "gather", vectors.__getitem__)
     self._query_vectors = check_vectors(queries, vectors.shape[1])
     best = np.zeros((len(self._query_vectors), 0), np.float32)
@@ -216,7 +213,7 @@ class GroundTruth:
   def recall(self, found: SearchResult) -> float:
     """Returns the share of blocks that score no worse than the k-th best.
 
-    That k is the number of blocks found, at most the one of the constructor.
+    k is the number of retrieved blocks, at most the constructor's k.
     """
     vectors = self._gather(found.rows).astype(np.float32)
     scores = np.einsum("bd,bkd->bk", self._query_vectors, vectors)

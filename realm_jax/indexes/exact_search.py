@@ -1,8 +1,8 @@
 """The compiled program of exact search: a running top-k over steps of rows.
 
 A step multiplies all queries with some rows, and merges the best of these rows
-into the best of all steps before. The temporaries are those of one step,
-however many rows there are.
+into the best so far. Memory for temporaries is that of one step, independent of
+the number of rows.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 
-# The k best of a step lie in the k groups of consecutive rows with the
-# largest maxima, and a maximum vectorizes where a top-k does not.
+# Number of consecutive rows in a group. The k best rows of a step are in the k
+# groups with the largest maxima; unlike a top-k, a maximum vectorizes.
 GROUP = 32
-# Scores and rows of a step, at most. On CPUs the scores stay in the cache until
+# Maximum number of scores of a step. On CPUs the scores stay in the cache until
 # their maxima are taken; on other platforms a step should be long compared to
-# its launches, which on GPUs are many.
+# kernel launches, of which GPUs need many.
 _MAX_SCORES = {"cpu": 1 << 21, "gpu": 1 << 28, "tpu": 1 << 25}
 _MAX_ROWS = {"cpu": 1 << 16, "gpu": 1 << 20, "tpu": 1 << 16}
 _MIN_ROWS = 2048
@@ -37,10 +37,9 @@ class SearchPlan:
 
   Attributes:
     k: Number of rows for each query.
-    rows_per_step: Rows that are scored at once, at most those of a device.
-    rows_first: Whether scores are laid out by rows, then queries. On TPUs a
-      maximum over rows then needs no copy, where CPUs read along the rows of a
-      query.
+    rows_per_step: Rows that are scored at once, at most the rows of a device.
+    rows_first: Whether scores are laid out by rows, then queries. On TPUs this
+      avoids a copy for the maximum over rows; CPUs prefer the other layout.
   """
 
   k: int
@@ -59,7 +58,7 @@ def make_plan(
 ) -> SearchPlan:
   """Returns the settings of the program that finds the k best blocks.
 
-  Queries and rows are those of all devices together. The `platform` is as in
+  Numbers of queries and rows are totals over all devices. `platform` is as in
   `jax.Device.platform`.
   """
   scores = _MAX_SCORES[platform] // max(1, num_queries)
@@ -84,8 +83,8 @@ def search(
 ) -> Best:
   """Returns the k best rows of each query, best first, ties by rising row.
 
-  The vectors are sharded over all axes of the mesh, and the queries and the
-  result as a batch is. The rows from `num_blocks` on are padding; `num_blocks`
+  The vectors are sharded over all axes of the mesh; the queries and the result
+  are sharded like a batch. Rows from `num_blocks` on are padding; `num_blocks`
   is at least k.
   """
 
@@ -109,23 +108,23 @@ def search(
     mesh=mesh,
     in_specs=(by_group, PartitionSpec(MESH_AXES), PartitionSpec()),
     out_specs=by_group,
-    # The running top-k starts from constants, which the check would require to
-    # be marked as varying over the axes.
+    # The check would require the constants from which the running top-k starts
+    # to be marked as varying over the axes.
     check_vma=False,
   )(queries, vectors, num_blocks)
 
 
 def _own_queries(found: Shaped[Array, "all_b k"]) -> Shaped[Array, "b c"]:
-  """Exchanges each device's results, so that each has all for its queries."""
+  """Exchanges results, so that each device has all results of its queries."""
   k = found.shape[-1]
   groups = lax.axis_size(BATCH_AXES)
   found = found.reshape(groups, -1, k)
   found = lax.all_to_all(found, BATCH_AXES, split_axis=0, concat_axis=0)
   found = found.transpose(1, 0, 2)
   if lax.axis_size(MODEL_AXIS) > 1:
-    # The devices of a group have the same queries, and each has got the results
-    # of other devices. `model` is the inner axis: next to each group's result
-    # stand those of the other devices in it, in row order.
+    # The devices of a group have the same queries, and each has received the
+    # results of different devices. As `model` is the inner axis, gathering
+    # along it keeps the results in row order.
     found = lax.all_gather(found, MODEL_AXIS, axis=2)
   return found.reshape(found.shape[0], -1)
 
@@ -133,7 +132,7 @@ def _own_queries(found: Shaped[Array, "all_b k"]) -> Shaped[Array, "b c"]:
 def _best_of(
   scores: Float[Array, "b c"], rows: Int[Array, "b c"], k: int
 ) -> Best:
-  """Returns the k best; of equal scores, those that come first."""
+  """Returns the k best; among equal scores, the earlier ones."""
   scores, places = lax.top_k(scores, k)
   return scores, jnp.take_along_axis(rows, places, axis=1)
 
@@ -151,8 +150,8 @@ def _local_top_k(
   size = plan.rows_per_step
 
   def step(i: Int[Array, ""], best: Best) -> Best:
-    # The last step starts early enough to be whole, and leaves out the rows
-    # that the step before it has scored.
+    # The last step starts early enough to be whole, and skips rows that have
+    # been scored already.
     start = jnp.minimum(i * size, len(vectors) - size)
     part = lax.dynamic_slice_in_dim(vectors, start, size)
     factors = (part, queries) if plan.rows_first else (queries, part)
@@ -182,10 +181,10 @@ def _candidates(
   rows: Int[Array, " n"],
   plan: SearchPlan,
 ) -> Best:
-  """Returns rows of a step that hold the k best of each query.
+  """Returns rows of a step that include the k best of each query.
 
-  The scores are [b, n], or with `rows_first` [n, b]. A row that is not new is
-  padding, or part of an earlier step.
+  The scores are [b, n], or with `rows_first` [n, b]. Rows that are not new are
+  padding, or belong to an earlier step.
   """
   by_groups = len(rows) > 2 * plan.k * GROUP and len(rows) % GROUP == 0
   size = GROUP if by_groups else 1

@@ -79,7 +79,7 @@ class FaissConfig(IndexConfig):
     return FaissIndex(index, blocks, config=self)
 
   def load(self, directory: Path, blocks: Blocks) -> "FaissIndex":
-    """Loads what `build` wrote, memory-mapped where FAISS can do so."""
+    """Loads the files of `build`, memory-mapped if FAISS can do so."""
     library = _library()
     path = directory / FILE
     try:
@@ -99,10 +99,10 @@ class FaissIndex(TreeIndex):
   def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
     self.num_blocks, self.dim = blocks.embedded().shape
     self._library = library = _library()
-    # What it is downcast to does not keep the index alive.
+    # The downcast object does not keep the index alive.
     self._owner = index
     self._index = library.downcast_index(index)
-    # None where all blocks are searched.
+    # None if all blocks are searched.
     self._lists = library.try_extract_index_ivf(index)
     lists = 1 if self._lists is None else self._lists.nlist
     self.tree = Tree(lists, config.nprobe, config.num_reordered)

@@ -1,4 +1,4 @@
-"""Hybrid retrieval: by vectors and by words, fused into one ranking."""
+"""Hybrid retrieval: rankings by vectors and by words, fused into one."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from realm_jax.settings import Fraction, NonNegativeFloat, PositiveInt
 
 # Added to ranks before they are inverted (Cormack et al. 2009).
 _RANK_SHIFT = 60
-# Stands for the sum of no ranks, of which there is no logarithm.
+# Replaces a sum of 0, which has no logarithm.
 _NO_RANK = 1e-6
 
 
@@ -37,16 +37,16 @@ class HybridConfig(IndexConfig):
 
   where an index that has not found the block adds nothing (reciprocal rank
   fusion). With `fuse="scores"`, it is the inner product plus `bm25_weight`
-  times BM25's score, where an index that has not found the block gives it the
-  lowest score that it has found.
+  times BM25's score; an index that has not found the block contributes the
+  lowest score among its results.
 
-  Choose the share or the weight on questions of their own: `realm_jax.evaluate`
+  Choose the share or the weight on held-out questions: `realm_jax.evaluate`
   builds any index over the blocks of a snapshot
   (`--gin.INDEX=@hybrid.HybridConfig()`, `--gin.HybridConfig.bm25_share=0.3`).
 
   Attributes:
     dense: Kind of the index over the vectors, with its default settings.
-    fuse: What is added, "ranks" or "scores".
+    fuse: Quantity that is fused, "ranks" or "scores".
     bm25_share: Share of BM25 among ranks.
     bm25_weight: Weight of BM25's scores.
     num_fused: Number of blocks that each index contributes.
@@ -70,7 +70,7 @@ class HybridConfig(IndexConfig):
   def build(
     self, blocks: Blocks, directory: Path | None = None
   ) -> "HybridIndex":
-    """Builds both indexes, each in a folder of its own."""
+    """Builds both indexes, each in its own folder."""
     if directory is not None:
       directory.mkdir(parents=True)
     return HybridIndex(

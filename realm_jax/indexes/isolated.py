@@ -1,4 +1,4 @@
-"""An index that searches in a process of its own.
+"""An index that searches in a separate process.
 
 ScaNN holds the interpreter's lock while it loads, for 16 seconds at 13 million
 blocks. In another process, that stops no step and no signal handler of the run.
@@ -42,14 +42,13 @@ _LOAD_SECONDS = 3600.0
 
 
 class IsolatedIndex(Index):
-  """An index that is loaded and searched in a process of its own.
+  """An index that is loaded and searched in a separate process.
 
   The process calls `config.load` and gets only the shape of the vectors. It
   ends when this object is closed or garbage-collected.
 
-  Raises:
+  Raises the errors of `IndexConfig.load`, and:
     IndexCrashedError: The process ended, or hangs, while it loaded.
-    And what `IndexConfig.load` raises.
   """
 
   needs_vectors = True
@@ -104,7 +103,7 @@ class IsolatedIndex(Index):
 
   @contextlib.contextmanager
   def _exchange(self, seconds: float, when: str = "") -> Iterator[None]:
-    """Kills the process after some seconds; its end is an IndexCrashedError."""
+    """Kills the process after a timeout; reports its end as an error."""
     hangs = threading.Event()
 
     def kill() -> None:
@@ -138,20 +137,20 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
   """Kills without waiting: freeing gigabytes takes the system a while."""
   connection.close()
   process.kill()
-  # While the interpreter ends, no thread can be started, and none is needed.
+  # No thread can be started while the interpreter ends, and none is needed.
   with contextlib.suppress(RuntimeError):
     threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _serve(connection: Connection) -> None:
   """Loads the index and answers searches until the caller's end closes."""
-  # A scheduler may signal every process of a job, and the caller needs this
-  # one until it ends.
+  # A scheduler may signal every process of a job, but the caller needs this
+  # process until the caller itself ends.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   sys.path[:] = connection.recv()
   config, directory, (num_blocks, dim) = connection.recv()
-  # Of the vectors only the shape is known here: this array takes 4 bytes.
+  # Only the vectors' shape is known here; this array takes 4 bytes.
   vectors = np.broadcast_to(np.float32(np.nan), (num_blocks, dim))
   blocks = Blocks(num_blocks, vectors)
   try:

@@ -1,4 +1,4 @@
-"""The protocols of indexes, and the types that flow through them."""
+"""Protocols of indexes, and the types of their arguments and results."""
 
 import abc
 import dataclasses
@@ -18,8 +18,8 @@ from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
 
-# Modules and classes by kind. Some need a library of their own, and all are
-# imported only when they are used. A module of the user's own may add others.
+# Module and class by kind. They are imported on first use, because some need a
+# library. A module that --modules imports may add others.
 CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
@@ -32,19 +32,19 @@ CONFIGS = {
 
 
 class SearchError(RealmError):
-  """A search that the index cannot answer."""
+  """The index cannot answer a search."""
 
 
 class IndexLoadError(RealmError):
-  """A saved index of no known kind, or that is damaged."""
+  """A saved index is damaged, or of an unknown kind."""
 
 
 class RetrievalUnavailableError(RealmError):
-  """There is nothing to search: a training run saves and ends."""
+  """There is nothing to search, so a training run saves and ends."""
 
 
 class WaitPreemptedError(RetrievalUnavailableError):
-  """The run was preempted while it waited for what a step needs."""
+  """The run was preempted while it waited for a snapshot or a service."""
 
 
 class IndexCrashedError(RealmError):
@@ -57,14 +57,14 @@ class IndexCrashedError(RealmError):
 
 
 class RecallError(RealmError):
-  """An index whose recall is below its target."""
+  """The recall of an index is below its target."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryBatch:
   """Queries in both forms: as wordpieces with [CLS] and [SEP], and as vectors.
 
-  An index with `needs_vectors` reads the latter, and others the former.
+  An index with `needs_vectors` reads the vectors, and others the wordpieces.
   """
 
   token_ids: Int32[np.ndarray, "b q"]
@@ -72,7 +72,7 @@ class QueryBatch:
 
   @classmethod
   def of_vectors(cls, vectors: Float32[np.ndarray, "b d"]) -> "QueryBatch":
-    """Returns queries that have no words."""
+    """Returns queries that have vectors but no wordpieces."""
     return cls(np.zeros((len(vectors), 1), np.int32), vectors)
 
 
@@ -82,10 +82,10 @@ class SearchResult:
 
   Attributes:
     rows: Rows of the blocks.
-    scores: What they are ordered by.
+    scores: Scores by which the blocks are ordered.
     retriever_scores: Scores of the retriever, if `scores` are another model's.
-    paths: Where paths of blocks were searched, the rows of each path, padded
-      with `NULL_ROW`; then `rows` are the first blocks of the paths.
+    paths: Rows of each path, padded with `NULL_ROW`, if paths of blocks were
+      searched; then `rows` has the first block of each path.
   """
 
   rows: Int32[np.ndarray, "b k"]
@@ -96,7 +96,7 @@ class SearchResult:
 
 @runtime_checkable
 class Rows(Protocol):
-  """Vectors in row order that are read in slices, such as a memmap."""
+  """Vectors in row order, read in slices; a memmap, for example."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -109,14 +109,14 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """The blocks that an index is built over, and what else a build may use.
+  """The blocks that an index is built over, and other inputs of a build.
 
   Attributes:
     num_blocks: Number of blocks, N.
     vectors: Embeddings, [N, d]; None if nothing has been embedded.
-    token_ids: Function from a row to its wordpieces, title and body, without
-      special ones.
-    vocab_size: Size of the vocabulary of those wordpieces.
+    token_ids: Function from a row to the wordpieces of title and body, without
+      special tokens.
+    vocab_size: Size of the vocabulary of the wordpieces.
     queries: Sample of real queries, with vectors, to measure recall on.
     mesh: Mesh of the devices, for an index that lives on them.
     check: Function called regularly; an exception it raises ends the build.
@@ -143,13 +143,13 @@ class Index(Protocol):
 
   Attributes:
     kind: Name of the kind of index, as a manifest stores it.
-    num_blocks: Number of blocks that it searches.
+    num_blocks: Number of blocks in the index.
     needs_vectors: Whether `search` reads the vectors of the queries.
-    has_own_scores: Whether it ranks blocks by something else than the inner
-      products of vectors. Those who retrieve then keep its order and scores;
-      training scores the blocks by their vectors in any case.
-    report: What the build chose and measured, for the manifest; empty for an
-      index that was loaded.
+    has_own_scores: Whether the index ranks blocks by other scores than inner
+      products of vectors. Evaluations then keep its order and scores; training
+      scores the blocks by their vectors in any case.
+    report: Choices and measurements of the build, for the manifest; empty for
+      an index that was loaded.
   """
 
   kind: str
@@ -173,10 +173,10 @@ class IndexConfig(abc.ABC):
 
   Attributes:
     kind: Name of the kind of index, as a manifest stores it.
-    needs_vectors: Whether it is built over the vectors of the blocks, so that
-      they are embedded.
-    has_files: Whether `build` writes files, for `load` to read. If not, the
-      index builder has nothing to build.
+    needs_vectors: Whether the index needs the blocks' vectors, so that they are
+      embedded.
+    has_files: Whether `build` writes files for `load`. If not, the index
+      builder skips building.
   """
 
   kind: ClassVar[str]
@@ -196,9 +196,9 @@ class IndexConfig(abc.ABC):
 
   @abc.abstractmethod
   def build(self, blocks: Blocks, directory: Path | None = None) -> Index:
-    """Builds the index, and writes what `load` reads to a new directory.
+    """Builds the index, and writes its files for `load` to a new directory.
 
-    Without a directory, the index is in memory alone.
+    Without a directory, the index is only in memory.
 
     Raises:
       RealmError: The blocks lack what the index needs, or the library is
@@ -208,10 +208,10 @@ class IndexConfig(abc.ABC):
     """
 
   def load(self, directory: Path, blocks: Blocks) -> Index:
-    """Loads what `build` wrote for the same blocks, or builds it again.
+    """Loads the files of `build` for the same blocks, or builds it again.
 
     Raises:
-      IndexLoadError: It cannot be read.
+      IndexLoadError: The files cannot be read.
       RealmError: The library is missing.
     """
     del directory
@@ -232,11 +232,11 @@ def library_of(kind: str, module: str, advice: str) -> Any:
 def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """Returns the settings that a manifest stores.
 
-  Settings that the class does not have are left out: another version of it may
-  have written the manifest.
+  Settings that the class does not have are ignored, because another version of
+  the class may have written the manifest.
 
   Raises:
-    IndexLoadError: There is no such kind, or a setting is of a wrong type.
+    IndexLoadError: The kind is unknown, or a setting has a wrong type.
   """
   if kind not in CONFIGS:
     raise IndexLoadError(
@@ -257,7 +257,7 @@ def as_config(index: IndexConfig | str) -> IndexConfig:
   """Returns the settings of an index, or the defaults of a kind by its name.
 
   Raises:
-    IndexLoadError: There is no such kind.
+    IndexLoadError: The kind is unknown.
   """
   return config_from(index, {}) if isinstance(index, str) else index
 
@@ -277,7 +277,7 @@ def check_vectors(queries: QueryBatch, dim: int) -> Float32[np.ndarray, "b d"]:
   """Returns the queries' vectors, contiguous in float32.
 
   Raises:
-    SearchError: There are none, or they have another dimension.
+    SearchError: The queries have no vectors, or of another dimension.
   """
   if queries.vectors is None:
     raise SearchError(
@@ -296,7 +296,7 @@ def sample_vectors(
 ) -> Float32[np.ndarray, "n d"]:
   """Returns about `count` random vectors in random order, at most all.
 
-  They are taken in runs of consecutive rows, which read faster.
+  Reads runs of consecutive rows, which is faster.
   """
   rng = np.random.default_rng(seed)
   num_blocks, size = vectors.shape[0], _ROWS_PER_RUN
@@ -322,9 +322,9 @@ def in_order(
 
 
 class Tree(NamedTuple):
-  """The leaves that divide an index's blocks, and how much a search uses.
+  """The leaves into which an index divides its blocks, and the search effort.
 
-  A query searches `leaves_searched` leaves, and the `num_reordered` best by
+  A query searches `leaves_searched` leaves; the `num_reordered` best blocks by
   code are scored again.
   """
 
@@ -334,7 +334,7 @@ class Tree(NamedTuple):
 
 
 class TreeIndex(Index):
-  """An approximate index of a library; without a tree, all are searched."""
+  """An approximate index of a library; without a tree, it searches all."""
 
   needs_vectors = True
   dim: int
@@ -345,7 +345,7 @@ class TreeIndex(Index):
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     leaves, searched, reordered = self.tree or Tree(1, 1, k)
-    # Twice as many leaves as hold k blocks on average: they may be uneven.
+    # Leaves are uneven, so twice the number that holds k blocks on average.
     searched = max(searched, -(-2 * k * leaves // self.num_blocks))
     reordered = min(max(reordered, k), self.num_blocks)
     used = Tree(leaves, min(searched, leaves), reordered)
@@ -362,4 +362,4 @@ class TreeIndex(Index):
   def _search(
     self, vectors: Float32[np.ndarray, "b d"], k: int, used: Tree
   ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
-    """Returns rows and scores, −1 or NaN where the leaves hold too few."""
+    """Returns rows and scores, with −1 or NaN if the leaves have too few."""

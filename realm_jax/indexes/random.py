@@ -1,4 +1,4 @@
-"""Random blocks: the control that other indexes are compared with."""
+"""Random blocks, a control for comparisons with other indexes."""
 
 import dataclasses
 import hashlib
@@ -38,8 +38,8 @@ class RandomConfig(IndexConfig):
 class RandomIndex(Index):
   """Draws distinct rows by a hash of the query's wordpieces.
 
-  Scores fall by a millionth from one block to the next. This fixes their order
-  without preferring any of them.
+  Scores fall by a millionth from one block to the next, which fixes their order
+  and hardly prefers any of them.
   """
 
   kind = "random"

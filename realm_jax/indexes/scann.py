@@ -1,8 +1,8 @@
 """Approximate search with ScaNN (Guo et al. 2020, arXiv 1908.10396).
 
 A query searches some leaves of a tree and scores the vectors there by 4-bit
-codes. The best by code are scored again with the vectors themselves. The
-fastest measured choice of both numbers that meets the recall target is taken.
+codes. The best by code are scored again with the vectors themselves. A build
+measures both numbers, and chooses the fastest that meet the recall target.
 """
 
 import bisect
@@ -38,25 +38,25 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.settings import NonNegativeInt, PositiveFraction, PositiveInt
 
-# Vectors of blocks that replace queries where there are none.
+# Number of block vectors that serve as queries if there are none.
 _NUM_STAND_INS = 256
 _TREE = "tree.json"
-# Smallest training sample, in all and per leaf.
+# Smallest training sample, in total and per leaf.
 _SAMPLE = 100_000
 _SAMPLED_PER_LEAF = 32
 # ScaNN's documentation recommends this threshold.
 _ANISOTROPIC_THRESHOLD = 0.2
-# Searches with which a point is measured.
+# Number of searches with which a point is measured.
 _REPEATS = 5
 _LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
 
 
 class Point(NamedTuple):
-  """How much of a tree a search uses, and how well.
+  """A setting of the search in a tree, with its recall and speed.
 
-  The recall is at the k of the ground truth. The rate is that of all queries in
-  one batch, the best of a few repetitions.
+  `recall` is at the k of the ground truth. `queries_per_second` is for all
+  queries in one batch, the best of a few repetitions.
   """
 
   tree: Tree
@@ -68,21 +68,21 @@ class Point(NamedTuple):
 class ScannConfig(IndexConfig):
   """Builds and loads trees of leaves, with quantized scores and reordering.
 
-  How much of the tree is searched is chosen for each snapshot by measuring,
-  where it is not given. The choice depends on measured times, so a run that
-  must repeat bit for bit from its checkpoints alone gives both numbers.
+  Unless `num_leaves_searched` and `num_reordered` are set, each build chooses
+  them by measuring. The choice depends on timings, so set both for a run that
+  must be reproducible bit for bit from its checkpoints.
 
   Attributes:
-    recall_target: Share of the `recall_k` best blocks to find. Choices aim a
-      tenth of the rest higher, for queries other than the measured ones; what
-      is published has to meet the target itself.
-    recall_k: k of that recall.
+    recall_target: Share of the `recall_k` best blocks to find. The choice aims
+      higher by a tenth of the remainder, because recall is lower on queries
+      that were not measured; a published index must meet the target itself.
+    recall_k: k of the recall target.
     below_target: Whether an index below the target is accepted.
-    brute_force_below: Number of blocks below which all are searched, which is
-      faster for so few.
+    brute_force_below: Number of blocks below which all blocks are searched,
+      because that is faster.
     num_leaves: Number of partitions of the vectors; None is `default_leaves`.
     num_leaves_searched: Number of leaves that a query searches; None measures.
-    num_reordered: Number of the best by code that are scored again, at least
+    num_reordered: Number of best blocks by code that are scored again, at least
       k; None measures.
     reordering: Type of the vectors that are scored again, `float32` or
       `bfloat16`.
@@ -108,7 +108,7 @@ class ScannConfig(IndexConfig):
   def build(
     self, blocks: Blocks, directory: Path | None = None
   ) -> "ScannIndex":
-    """Builds the tree, and chooses how much of it meets the target fastest.
+    """Builds the tree, and chooses the fastest search that meets the target.
 
     ScaNN's builder has all vectors in memory, in float32. Without queries,
     recall is measured with vectors of blocks as queries. Without a directory,
@@ -132,11 +132,12 @@ class ScannConfig(IndexConfig):
       num_leaves,
       num_leaves_to_search=1,  # Each search sets its own number.
       training_sample_size=sample,
-      # Smaller leaves are given up. ScaNN's 50 vectors of the sample would be
-      # nearly all leaves of a large tree; a quarter of the mean finds most.
+      # Smaller leaves are dropped. ScaNN's default, 50 vectors of the sample,
+      # drops nearly all leaves of a large tree; a quarter of the mean keeps
+      # most.
       min_partition_size=max(1, sample // (4 * num_leaves)),
-      # k-means++ from ScaNN's fixed seed repeats a build, and a random start
-      # does not.
+      # k-means++ with ScaNN's fixed seed is reproducible; a random start is
+      # not.
       random_init=False,
     )
     builder.score_ah(
@@ -178,12 +179,12 @@ class ScannConfig(IndexConfig):
       "queries_per_second": point.queries_per_second,
     }
     index.tree = point.tree
-    # What ScaNN's own files do not store.
+    # ScaNN's own files do not store the tree's settings.
     (directory / _TREE).write_text(json.dumps(point.tree._asdict()) + "\n")
     return index
 
   def load(self, directory: Path, blocks: Blocks) -> "ScannIndex":
-    """Loads what `build` wrote."""
+    """Loads the files of `build`."""
     tree, path = None, directory / _TREE
     try:
       if path.exists():
@@ -198,8 +199,8 @@ class ScannConfig(IndexConfig):
 def default_leaves(num_blocks: int) -> int:
   """Returns about twice the square root of the blocks, a power of two.
 
-  Of half, once, twice and four times as many, this number is fastest for the
-  vectors of the demo's model in benchmarks/README.md.
+  Among ½, 1, 2 and 4 times this number, it is the fastest for the vectors of
+  the demo's model in benchmarks/README.md.
   """
   return 2 ** (1 + round(math.log2(max(1, num_blocks)) / 2))
 
@@ -214,9 +215,9 @@ def fastest_point(
 ) -> Point:
   """Returns the fastest point that meets the target.
 
-  If none meets it, the point of the best recall is returned. For each number
-  of reordered vectors, a bisection finds the fewest leaves that meet it. A
-  number that is given is kept.
+  If none meets it, returns the point with the best recall. For each number of
+  reordered vectors, a bisection finds the fewest leaves that meet the target.
+  A number that is passed as an argument is kept.
   """
   assert index.tree is not None
   num_leaves = index.tree.num_leaves
@@ -226,7 +227,7 @@ def fastest_point(
     index.tree = Tree(num_leaves, searched, again)
     seconds: list[float] = []
     recall = 0.0
-    # The speed of a point below the target does not matter.
+    # Points below the target need no timing.
     while not seconds or (recall >= target and len(seconds) < _REPEATS):
       start = time.perf_counter()
       found = index.search(truth.queries, truth.k)
@@ -256,7 +257,7 @@ class ScannIndex(TreeIndex):
   Without a tree, every block is scored. Searches use every core.
 
   Raises:
-    IndexLoadError: ScaNN cannot read the files, or would unpickle something.
+    IndexLoadError: ScaNN cannot read the files, or they include a pickle.
   """
 
   kind = "scann"
@@ -284,8 +285,8 @@ class ScannIndex(TreeIndex):
     """The searcher, with threads that search at the caller's priority.
 
     Its first threads have the priority of the thread that loaded it, which may
-    be low. These get the priority of the thread that searches first, which
-    itself does a share of the work.
+    be low. They are replaced here by threads with the priority of the first
+    caller, which does a share of the work itself.
     """
     if self._threads > 1:
       self._loaded.set_num_threads(self._threads - 1)
@@ -301,7 +302,7 @@ class ScannIndex(TreeIndex):
     if self._threads == 1:
       # ScaNN's parallel search crashes without a second thread.
       return self._loaded.search_batched(vectors, k, **settings)
-    # Half of a small batch goes to each of two cores, not all of it to one.
+    # Splits a small batch between two cores.
     size = max(1, min(256, len(vectors) // 2))
     return self._searcher.search_batched_parallel(
       vectors, k, batch_size=size, **settings

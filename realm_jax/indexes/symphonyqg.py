@@ -1,8 +1,8 @@
 """Search in a graph: SymphonyQG (Gou et al. 2024, arXiv 2411.12229).
 
-A query walks from block to block, led by codes of the neighbours that RaBitQ
-(Gao and Long 2024, arXiv 2405.12497) makes. It takes longer to build than lists
-and answers faster, which suits an index that is built once.
+A query walks from block to block, guided by RaBitQ codes of the neighbors (Gao
+and Long 2024, arXiv 2405.12497). Compared with inverted lists, a graph takes
+longer to build and answers faster, which suits an index that is built once.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ from realm_jax.storage.json_files import write_json
 
 FILE, _LENGTH_FILE = "index.symphonyqg", "length.json"
 _ROWS_PER_COPY = 1 << 16
-# The library rotates vectors whose dimension is a multiple of it.
+# The library needs a dimension that is a multiple of this.
 _DIM_MULTIPLE = 64
-# Vectors whose lengths differ by a smaller share are taken for equally long, as
-# normalized ones are after rounding. It bounds the error of their scores.
+# Relative difference below which lengths of vectors count as equal, like those
+# of normalized vectors after rounding. It bounds the error of their scores.
 _LENGTH_TOLERANCE = 1e-3
 _THREADS = os.cpu_count() or 1
 
 
 @dataclasses.dataclass(frozen=True)
 class SymphonyQgConfig(IndexConfig):
-  """A graph of blocks whose edges have codes of the neighbours.
+  """A graph of blocks whose edges have codes of the neighbors.
 
   Two builds over the same vectors may differ: the library takes no seed.
 
@@ -63,9 +63,9 @@ class SymphonyQgConfig(IndexConfig):
     """Builds with all vectors in memory."""
     stored = blocks.embedded()
     num_blocks, dim = stored.shape
-    # A further dimension makes all vectors equally long, so that distances
-    # have the order of inner products. The library's own inner products find
-    # nothing where vectors share a mean.
+    # An additional dimension makes all vectors equally long, so that distances
+    # and inner products give the same order. The library's own search by inner
+    # products finds nothing if the vectors have a common mean.
     width = -(-(dim + 1) // _DIM_MULTIPLE) * _DIM_MULTIPLE
     vectors = np.zeros((num_blocks, width), np.float32)
     for start in range(0, num_blocks, _ROWS_PER_COPY):
@@ -106,7 +106,7 @@ class SymphonyQgConfig(IndexConfig):
     return SymphonyQgIndex(graph, length, blocks, config=self)
 
   def load(self, directory: Path, blocks: Blocks) -> "SymphonyQgIndex":
-    """Loads what `build` wrote into memory."""
+    """Loads the files of `build` into memory."""
     graph, path = None, directory / FILE
     try:
       length = float(json.loads((directory / _LENGTH_FILE).read_text()))

@@ -13,11 +13,11 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.text.vocabulary import SENTINEL
 
-# The position of a row that only fills up a batch.
+# Position of a filler row in a batch.
 FILLER = -1
 
 
-# An example's features by name: arrays, and numpy's scalars and texts.
+# An example's features by name: arrays, and NumPy's scalars and texts.
 Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 
 
@@ -29,11 +29,11 @@ class FeatureSpec(NamedTuple):
 
 
 class TaskError(RealmError):
-  """A task that is missing, or cannot do what was asked of it."""
+  """A task is missing, or lacks a feature that a stage needs."""
 
 
 class QuestionAnswers(NamedTuple):
-  """The answers of one question: their texts and, of strings, their tokens."""
+  """The answers of one question: their texts and, for strings, their tokens."""
 
   kind: AnswerKind
   texts: Sequence[str]
@@ -41,12 +41,12 @@ class QuestionAnswers(NamedTuple):
 
   @property
   def strings(self) -> set[str]:
-    """The answers that are looked for as they are."""
+    """Answers that are matched literally."""
     return set() if self.kind == "regex" else set(self.texts) - {""}
 
   @property
   def patterns(self) -> set[str]:
-    """The answers that are regular expressions."""
+    """Answers that are regular expressions."""
     return set(self.texts) - {""} if self.kind == "regex" else set()
 
 
@@ -57,9 +57,9 @@ class Batch:
   Attributes:
     arrays: Numeric features of fixed shape, padded with 0.
     host: Other features, such as texts, padded to the longest of the batch.
-    positions: Stream position of each row's example; -1 in a row that only
-      fills up the batch, since it has run out of examples.
-    next_positions: Stream position from which each row goes on after this
+    positions: Stream position of each row's example; -1 for filler, in a row
+      that has run out of examples.
+    next_positions: Stream position at which each row continues after this
       batch.
   """
 
@@ -70,22 +70,22 @@ class Batch:
 
   @property
   def is_real(self) -> Bool[np.ndarray, " b"]:
-    """Whether a row is an example, and no filler."""
+    """Whether a row is an example, and not filler."""
     return self.positions != FILLER
 
   def array(self, name: str) -> np.ndarray:
     """Returns a numeric feature of fixed shape.
 
     Raises:
-      TaskError: The task does not give it.
+      TaskError: The task does not have the feature.
     """
     return _feature(self.arrays, name)
 
   def texts(self, name: str) -> list[str]:
-    """Returns a feature that has one text a row, such as "question".
+    """Returns a feature with one text for each row, such as "question".
 
     Raises:
-      TaskError: The task does not give it.
+      TaskError: The task does not have the feature.
     """
     return [text.decode() for text in _feature(self.host, name)]
 
@@ -109,17 +109,17 @@ class Batch:
 
 
 def texts_with_sentinels(batch: Batch, corpus: Corpus) -> list[tuple[str, str]]:
-  """Returns masked sentences with sentinels, and what these stand for.
+  """Returns masked sentences with sentinels, and the masked words.
 
       ("Ada was in <extra_id_0>.", "<extra_id_0> Velt <extra_id_1>")
 
-  T5 is pre-trained on such inputs and targets. A sentinel stands for
-  neighbouring masks, and the texts are as they were written, in `corpus`, which
-  must be `TaskContext.examples`.
+  T5 is pre-trained on such inputs and targets. A sentinel replaces adjacent
+  masks. The texts are the original ones in `corpus`, which must be
+  `TaskContext.examples`.
   """
   words, queries = corpus.vocabulary, batch.array("query").copy()
   is_masked = queries == words.mask_id
-  # The masks that are scored, whose tokens are known.
+  # Masks that are scored have known tokens.
   row, slot = np.nonzero(batch.array("mask_weights"))
   place = batch.array("mask_positions")[row, slot]
   queries[row, place] = batch.array("mask_targets")[row, slot]
@@ -173,7 +173,7 @@ def padded(
   shape: Sequence[int | None],
   dtype: type[np.generic] | type[object],
 ) -> np.ndarray:
-  """Joins values, each padded to a shape; an axis of None to the longest."""
+  """Stacks values, padded to a shape; None pads an axis to the longest."""
   if not len(shape):
     return np.array(values, dtype)
   longest = np.max([np.shape(value) for value in values], axis=0).astype(int)

@@ -1,7 +1,7 @@
 """Batches of fixed shapes, with one example of every row.
 
-A process reads its own rows of the global batch and no others; see
-`realm_jax.inputs.examples.ExampleStream`.
+A process reads only its own rows of the global batch (see
+`realm_jax.inputs.examples.ExampleStream`).
 """
 
 import collections
@@ -37,17 +37,17 @@ def stream_batches(
 ) -> Generator[Batch, None, None]:
   """Returns the batches of a task, whose examples are prepared ahead.
 
-  Each batch has one example of every row of this process. Without `repeat`, a
-  row that has run out of examples gives filler, which repeats a real example;
-  the batches end when all rows of this process have run out. Close the
-  generator to stop the threads that prepare examples.
+  Each batch has one example for every row of this process. Without `repeat`,
+  rows that have run out of examples get filler, copies of a real example; the
+  batches end when all rows of this process have run out. Close the generator to
+  stop the threads that prepare examples.
 
   Args:
-    config: Data of the run; all processes together have its batch size.
-    positions: Stream position from which each row of this process goes on, in
-      rising order of the rows: `next_positions` of an earlier batch, or the
-      numbers of the rows to begin with. None is the start of all rows.
-    shuffle, repeat: As `ExampleStream` takes them.
+    config: Data of the run, with the batch size over all processes.
+    positions: Stream positions at which the rows of this process continue, in
+      rising order of the rows: `next_positions` of an earlier batch, or at the
+      start the numbers of the rows. None is the start of all rows.
+    shuffle, repeat: As in `ExampleStream`.
 
   Raises:
     TaskError: The task does not exist or cannot be read.
@@ -58,7 +58,7 @@ def stream_batches(
   if is_plain and not (shuffle or repeat):
     stream = QuestionExamples(config, positions)
   else:
-    # It needs seqio, which is the extra `train`.
+    # Needs seqio, of the extra `train`.
     from realm_jax.inputs.examples import ExampleStream
 
     stream = ExampleStream(
@@ -70,7 +70,7 @@ def stream_batches(
 def _one_ahead(
   batches: Generator[Batch, None, None],
 ) -> Generator[Batch, None, None]:
-  """Yields batches, while a thread joins the examples of the next one."""
+  """Yields batches; a thread joins the examples of the next one meanwhile."""
   with (
     contextlib.closing(batches),
     ThreadPoolExecutor(1, thread_name_prefix="examples") as thread,
@@ -114,7 +114,7 @@ def _joined(
   spec: Mapping[str, FeatureSpec],
   config: DataConfig,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Returns the arrays of a batch, and what stays on the host."""
+  """Returns the arrays of a batch, and the features that stay on the host."""
   arrays, host = {}, {}
   for name, feature in sorted(spec.items()):
     values = [example[name] for example in examples]

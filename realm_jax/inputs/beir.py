@@ -24,11 +24,11 @@ _JUDGEMENTS = (
 
 
 class BeirError(RealmError):
-  """A folder that is not in BEIR's format, or not of the corpus."""
+  """A folder is not in BEIR's format, or does not match the corpus."""
 
 
 class JudgedQuery(NamedTuple):
-  """A query, and the grades of the documents that were judged for it."""
+  """A query, and the grades of its judged documents."""
 
   id: str
   text: str
@@ -40,8 +40,7 @@ def read_queries(
 ) -> list[JudgedQuery]:
   """Reads the judged queries of a folder, in the order of their file.
 
-  Judgements of queries that the folder does not have are left out, with a
-  warning.
+  Judgements of unknown queries are left out, with a warning.
 
   Raises:
     BeirError: A file is missing, empty or malformed, or no query is judged.

@@ -39,7 +39,7 @@ class BlockRecords:
     return len(self._rows)
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Reads blocks by their numbers in the split."""
+    """Reads blocks by their indices in the split."""
     corpus, indices = self.corpus, self._rows.start + indices
     blocks = [corpus.block(row) for row in indices.tolist()]
     titled = [(block.token_ids, block.title_length) for block in blocks]
@@ -57,10 +57,9 @@ class BlockRecords:
 
 
 class CorpusSource(RandomAccessSource):
-  """The blocks of the corpus that a run's examples come from.
+  """The blocks of the corpus from which a run's examples come.
 
-  The split "validation" has the blocks that the run holds out, and "train" the
-  others.
+  The split "validation" has the held-out blocks, and "train" the others.
   """
 
   def __init__(self):

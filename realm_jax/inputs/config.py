@@ -1,7 +1,7 @@
-"""What a run reads: its task and its files, and how tasks reach the files.
+"""The task and the files of a run, and how tasks find the files.
 
 Tasks are registered before the corpus of the run is known. Their sources and
-vocabularies ask for the `TaskContext`:
+vocabularies read the current `TaskContext`:
 
     with task_context(TaskContext("corpus")):
       dataset = seqio.get_mixture_or_task("inverse_cloze").get_dataset(...)
@@ -29,7 +29,7 @@ from realm_jax.settings import (
   require_valid,
 )
 
-# The settings that pad features, whose own names pad none.
+# Settings for the padded lengths of features, which other_lengths must not set.
 _LENGTHS = {
   "query": "query_length",
   "block": "block_length",
@@ -37,7 +37,7 @@ _LENGTHS = {
   "mask_targets": "max_masks",
   "mask_weights": "max_masks",
 }
-# What is before TFDS's folder, where questions are TFDS's.
+# Prefix of TFDS's folder, for questions that TFDS reads.
 TFDS = "tfds:"
 # [CLS] word [SEP], and [CLS] [SEP] word [SEP].
 QueryLength = Annotated[int, Range(least=3)]
@@ -50,22 +50,22 @@ class TaskContext:
 
   Attributes:
     corpus_dir: Corpus directory; every task uses its vocabulary.
-    pretraining_corpus_dir: Corpus whose sentences are learnt from, while that
-      of `corpus_dir` is searched, as REALM did with CC-News (section 4.1). Both
+    pretraining_corpus_dir: Corpus whose sentences are masked, while
+      `corpus_dir` is searched, as in REALM with CC-News (section 4.1). Both
       must have the same vocabulary. None takes `corpus_dir`.
-    question_files: Where the questions of each split are: a file of JSON Lines,
-      or for a published data set the folder of its files, one of these, or
-      TFDS's folder after `tfds:` (realm_jax/inputs/published.py).
-    corpus_version: Version of the corpus that examples come from; None opens
-      the newest.
-    held_out_blocks: Number of blocks at the end of that corpus that are not in
-      the split "train", but in "validation".
+    question_files: Source of the questions of each split: a file of JSON Lines
+      or, for a published data set, the folder of its files, one of them, or
+      `tfds:` and TFDS's folder (realm_jax/inputs/published.py).
+    corpus_version: Version of the corpus of the examples; None opens the
+      newest.
+    held_out_blocks: Number of blocks at the end of this corpus that form the
+      split "validation", and are not in "train".
     unmasked_span_kinds: Kinds of salient spans that are not masked. The paper
-      masks named entities and dates, and no bare numbers.
-    sentence_removal_probability: How often inverse cloze removes the sentence
-      from its block (Lee et al. 2019, section 4). A retriever with random
-      initial weights first has to learn that the same words match, and learns
-      it from sentences that remain.
+      masks named entities and dates, but not bare numbers.
+    sentence_removal_probability: Probability with which inverse cloze removes
+      the sentence from its block (Lee et al. 2019, section 4). A retriever with
+      random initial weights first has to learn that equal words match, and
+      learns it from sentences that remain.
   """
 
   corpus_dir: Annotated[epath.PathLike, OfRun()]
@@ -80,7 +80,7 @@ class TaskContext:
 
   @property
   def question_paths(self) -> list[str]:
-    """The files and folders of questions, without what says TFDS reads them."""
+    """The files and folders of questions, without the prefix `tfds:`."""
     paths = [os.fspath(path) for path in self.question_files.values()]
     return [*filter(None, (path.removeprefix(TFDS) for path in paths))]
 
@@ -93,10 +93,10 @@ class TaskContext:
 
   @functools.cached_property
   def examples(self) -> Corpus:
-    """The corpus that examples come from, memory-mapped.
+    """The corpus from which examples come, memory-mapped.
 
     Raises:
-      CorpusError: It has another vocabulary than `corpus`.
+      CorpusError: Its vocabulary is not the same as that of `corpus`.
     """
     if self.pretraining_corpus_dir is None:
       return self.corpus
@@ -109,20 +109,21 @@ class TaskContext:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(TaskContext):
-  """The data of a run, whichever processes read them and from where on.
+  """The data of a run, independent of processes and positions.
 
   Attributes:
     task: Name of a seqio task.
-    batch_size: Examples in a global batch, which all processes share.
-    query_length: Wordpieces of a query, [CLS] and [SEP] included.
-    block_length: Wordpieces of a block, its title and specials included.
+    batch_size: Number of examples in a global batch, over all processes.
+    query_length: Number of wordpieces of a query, including [CLS] and [SEP].
+    block_length: Number of wordpieces of a block, including title and special
+      tokens.
     split: Split of the task's source.
     task_modules: Modules that register tasks when they are imported.
     seed: Seed of the order and of the masks.
     max_masks: Number of masks of a query that are scored.
-    other_lengths: Padded lengths of further features, by name. A feature that
-      has none stays on the host.
-    batches_ahead: Number of batches that are prepared before they are needed.
+    other_lengths: Padded lengths of further features, by name. A feature
+      without a length stays on the host.
+    batches_ahead: Number of batches that are prepared in advance.
   """
 
   task: Annotated[str, OfRun("TRAINING_TASK")]
@@ -141,7 +142,7 @@ class DataConfig(TaskContext):
 
   @property
   def lengths(self) -> dict[str, int]:
-    """The padded length of each feature, seqio's `sequence_length`."""
+    """Padded length of each feature, for seqio's `sequence_length`."""
     own = {name: getattr(self, field) for name, field in _LENGTHS.items()}
     return {**own, **self.other_lengths}
 
@@ -151,7 +152,7 @@ _CURRENT = contextvars.ContextVar[TaskContext]("task_context")
 
 @contextlib.contextmanager
 def task_context(context: TaskContext) -> Iterator[None]:
-  """Makes `context` the one that tasks read inside the `with` block."""
+  """Makes `context` the current one for tasks inside the `with` block."""
   token = _CURRENT.set(context)
   try:
     yield

@@ -1,4 +1,4 @@
-"""Examples decoded for people, with the words that masks hide."""
+"""Decodes examples for people, with the masked words."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ def describe(
 ) -> str:
   """Formats one example of an `ExampleStream` as a paragraph.
 
-  Token ids of `features`, the task's `output_features`, are decoded. `width` is
-  that of the lines in characters.
+  Token ids of `features`, the task's `output_features`, are decoded. Lines have
+  at most `width` characters.
   """
   arrays = {name: np.asarray(value) for name, value in example.items()}
   paragraphs = [f"position {arrays['position']}"]
@@ -78,7 +78,7 @@ def _lines(
 def _words(
   token_ids: np.ndarray, pieces: Sequence[str], shown: Mapping[int, str]
 ) -> str:
-  """Decodes token ids; those at some positions are shown in another way."""
+  """Decodes token ids, with other texts at the positions in `shown`."""
   words = [
     shown.get(position, pieces[token])
     for position, token in enumerate(token_ids.tolist())

@@ -1,9 +1,9 @@
 """The examples of a task, as a pure function of task, seed and position.
 
-They are the same however many processes read them and wherever they start: the
-order of records is computed from the seed, each record has the seed of its
-position, and an example names the position that it was made at, whatever
-preprocessors filter out.
+The examples do not depend on the number of processes or on where they start:
+the order of records is computed from the seed, each record gets a seed from its
+position, and each example carries its record's position, whatever preprocessors
+filter out.
 """
 
 import collections
@@ -28,7 +28,7 @@ from realm_jax.inputs.batch import Example, FeatureSpec
 from realm_jax.inputs.config import DataConfig, TaskError, task_context
 from realm_jax.inputs.sources import RECORDS_PER_LOOKUP, RecordReader, hashes
 
-# Records that may give no example before an endless stream is an error.
+# Maximum number of records of an endless stream that yield no example.
 _FRUITLESS_RECORDS = 20_000
 
 
@@ -37,7 +37,7 @@ def _import_tasks(module_name: str) -> None:
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    # Not if a module that exists lacks a library of its own.
+    # Other errors mean that the module exists, but lacks a library.
     if f"{module_name}.".startswith(f"{error.name}."):
       raise TaskError(
         f"no module {module_name!r} to find tasks in; is its folder on "
@@ -51,7 +51,7 @@ def _import_tasks(module_name: str) -> None:
 def find_task(
   name: str, task_modules: Sequence[str] = ("realm_jax.tasks",)
 ) -> seqio.Task | seqio.Mixture:
-  """Returns a seqio task or mixture, once the modules are imported.
+  """Imports the modules, and returns a seqio task or mixture.
 
   Raises:
     TaskError: There is no such task; the message lists similar names.
@@ -81,23 +81,24 @@ def find_task(
 class ExampleStream:
   """The examples of a seqio task or mixture for some rows of the batch.
 
-  Row i of every global batch of size B is a stream of its own: the positions i,
-  i + B, i + 2B, … without the records that the task's preprocessors drop. A
-  process therefore reads no record of another process's rows, and the order of
-  the data is the same in every layout.
+  Row i of every global batch of size B is a separate stream: the positions i,
+  i + B, i + 2B, … without the records that the task's preprocessors drop. So a
+  process reads no record of another process's rows, and the order of the data
+  is the same for any number of processes.
 
-  Iterating, once, yields dictionaries of numpy arrays, unpadded: the task's
-  features and "position". A later stream resumes a row after an example at its
-  position + B. Whenever tf.data has room for more records, the rows that have
-  the fewest examples, received or still possible, get their next position. So
-  a row that drops more is read more, and the others do not pile up examples.
+  Iterating (once) yields dictionaries of unpadded NumPy arrays: the task's
+  features and "position". To resume a row after an example, start it at the
+  example's position + B. Whenever tf.data has room for more records, the rows
+  with the fewest examples, received or still possible, get their next position.
+  So a row that drops more records is read faster, and other rows do not
+  accumulate examples.
 
   Args:
-    config: Data of the run; its lengths are the largest that features have.
-    positions: Stream position of the next record of each of these rows, in
-      rising order of the rows; None for the start of all rows.
-    shuffle: Whether each epoch has its own order, or that of the source.
-    repeat: Whether epochs follow each other without end.
+    config: Data of the run; its lengths bound the features.
+    positions: Stream position of the next record of each row, in rising order
+      of the rows; None for the start of all rows.
+    shuffle: Whether to shuffle each epoch, or to keep the source's order.
+    repeat: Whether to repeat epochs without end.
 
   Raises:
     TaskError: There is no such task, or its source cannot be read.
@@ -126,27 +127,28 @@ class ExampleStream:
           f"by rate; read one of its tasks: {', '.join(self._readers)}"
         )
       self._limit = self._readers[self.task.name].num_records
-    # tf.data's threads request positions while the consumer's notes examples.
+    # tf.data's threads request positions while the consumer's thread records
+    # examples.
     self._lock = threading.Lock()
     if positions is None:
       positions = np.arange(config.batch_size)
     self._next = positions.astype(np.int64)
-    # Of each row: its records that gave an example, or still may; and those
-    # that have been requested since its last example.
+    # For each row: the number of records with an example, or that may still
+    # have one; and of records requested since the last example.
     self._possible = np.zeros(len(positions), np.int64)
     self._fruitless = np.zeros(len(positions), np.int64)
-    # Requested positions, in order, of which nothing is known, and their rows.
+    # Requested positions without a result yet, in order, and their rows.
     self._in_flight = collections.OrderedDict[int, int]()
-    # Examples that tf.data has made, of which a chunk is received at once.
+    # Number of examples that tf.data has made; they are received in chunks.
     self._num_made = tf.Variable(tf.zeros((), tf.int64))
     self._chunk_size = min(len(positions), RECORDS_PER_LOOKUP)
-    # Exception of a request, since tf.data keeps only its text.
+    # Exception of a request; tf.data itself keeps only the text.
     self._error: TaskError | None = None
 
   def _open(self, task: seqio.Task, *, shuffle: bool) -> RecordReader:
-    """Opens the records of a task, and logs what is wrong with them."""
+    """Opens the records of a task, and logs problems with them."""
     source, split, seed = task.source, self._config.split, self._config.seed
-    # One that has none reads files, and says which.
+    # A source without splits reads files, and reports them in its errors.
     if source.splits and split not in source.splits:
       raise TaskError(
         f"task {task.name!r} has no split {split!r}, only "
@@ -159,7 +161,7 @@ class ExampleStream:
         "CacheDatasetPlaceholder(required=True) out of its preprocessors"
       )
     if isinstance(self.task, seqio.Mixture):
-      # Tasks have orders of their own; records, the seeds of the run.
+      # Each task has its own order.
       seed += zlib.crc32(task.name.encode()) << 32
     reader = RecordReader(source, split, seed=seed, shuffle=shuffle)
     for problem in reader.problems(self._config.lengths):
@@ -168,7 +170,7 @@ class ExampleStream:
 
   @property
   def spec(self) -> Mapping[str, FeatureSpec]:
-    """The shapes and types of the examples; raises as iterating does."""
+    """Shapes and types of the examples; raises the errors of iterating."""
     return {
       name: FeatureSpec([*spec.shape[1:]], spec.dtype.as_numpy_dtype)
       for name, spec in self._chunks.element_spec[0].items()
@@ -186,7 +188,7 @@ class ExampleStream:
 
   @functools.cached_property
   def _chunks(self) -> tf.data.Dataset:
-    """Chunks of the examples, which cost less to receive than single ones."""
+    """Examples in chunks, which cost less to receive than single ones."""
     positions = self._requested()
     with task_context(self._config):
       if isinstance(self.task, seqio.Task):
@@ -229,15 +231,15 @@ class ExampleStream:
   ) -> tf.data.Dataset:
     """Returns chunks of examples at positions, each of the task drawn there.
 
-    A hash of seed and position draws the task, weighted by the rates. Its
-    record is the one that the task's own order has at that position, so that a
-    task's records come equally often, but not each once before any comes again.
+    A hash of seed and position draws the task, weighted by the rates. The
+    record is the one at this position in the task's own order. So the records
+    of a task are drawn equally often, but not without replacement.
     """
     tasks, seed = seqio.get_subtasks(mixture), self._config.seed
     limits = np.cumsum([mixture.get_rate(task) for task in tasks])
 
     def draw(batch: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-      # The upper 53 bits are what a float64 in [0, 1) holds.
+      # A float64 in [0, 1) has 53 bits.
       drawn = (hashes(batch, seed=seed) >> np.uint64(11)) * 2.0**-53
       return np.searchsorted(limits[:-1] / limits[-1], drawn, side="right")
 
@@ -254,7 +256,7 @@ class ExampleStream:
           (n, x.dtype.name, x.shape.rank)
           for n, x in parts[-1].element_spec.items()
         }
-      # TensorFlow's own error, if it gives any, names no feature.
+      # TensorFlow's own error, if any, does not name the feature.
       for (one, ours), (other, theirs) in itertools.pairwise(kinds.items()):
         if ours != theirs:
           raise TaskError(
@@ -273,7 +275,7 @@ class ExampleStream:
           lambda values: tf.gather(values, order), (features, shapes)
         )
 
-      # Of a batch of positions there is one chunk at most.
+      # A batch of positions has at most one chunk.
       return self._chunked(whole, RECORDS_PER_LOOKUP).map(in_order)
 
     return positions.batch(RECORDS_PER_LOOKUP).flat_map(of_batch)
@@ -281,7 +283,7 @@ class ExampleStream:
   def _examples_of(
     self, task: seqio.Task, records: tf.data.Dataset
   ) -> tf.data.Dataset:
-    """Returns what one task makes of its records."""
+    """Returns the examples of one task."""
     split = self._config.split
     source = seqio.FunctionDataSource(
       lambda split, shuffle_files, seed=None: records, splits=[split]
@@ -298,9 +300,9 @@ class ExampleStream:
     """Yields examples, in the order in which their positions are read.
 
     Raises:
-      TaskError: The task does not hand on the positions of its records, or not
-        once and in order; the tasks of a mixture have different features; or
-        the stream is endless, and no record gives an example.
+      TaskError: The task does not pass on the positions of its records, once
+        and in order; the tasks of a mixture have different features; or the
+        stream is endless, but no record has an example.
     """
     try:
       for features, shapes in self._chunks.as_numpy_iterator():
@@ -323,7 +325,7 @@ class ExampleStream:
   def _request(self, num_made: np.int64) -> Int64[np.ndarray, " n"]:
     """Returns the positions to read next; none at the end of the stream.
 
-    It never waits, so that no thread hangs when the stream is closed.
+    Never waits, so that no thread hangs when the stream is closed.
     """
     with self._lock:
       self._require_examples(has_example=bool(num_made))
@@ -339,7 +341,7 @@ class ExampleStream:
       return positions
 
   def _require_examples(self, *, has_example: bool) -> None:
-    """Raises `TaskError` if an endless stream has none among many records."""
+    """Raises a `TaskError` if many records of an endless stream have none."""
     since = self._fruitless
     num_records = since.max() if has_example else since.sum()
     if self._limit == math.inf and num_records >= _FRUITLESS_RECORDS:
@@ -352,10 +354,10 @@ class ExampleStream:
       raise self._error
 
   def _receive(self, positions: Sequence[int]) -> None:
-    """Notes the positions of examples that have been made.
+    """Records the positions of received examples.
 
     Raises:
-      TaskError: One is repeated, or not in the order of the records.
+      TaskError: A position is repeated, or not in the order of the records.
     """
     with self._lock:
       for position in positions:
@@ -365,7 +367,7 @@ class ExampleStream:
             "preprocessors may drop records, but not shuffle them nor make "
             "several examples of one"
           )
-        # Examples come in the order of records, so those before were dropped.
+        # Examples come in the order of records, so earlier ones were dropped.
         while (found := self._in_flight.popitem(last=False))[0] != position:
           self._possible[found[1]] -= 1
         self._fruitless[found[1]] = 0

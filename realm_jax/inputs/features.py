@@ -8,7 +8,7 @@ import tensorflow as tf
 from realm_jax.inputs.config import current_context
 from realm_jax.text.vocabulary import BertVocabulary
 
-# Length of a feature if seqio is asked for examples without lengths.
+# Length of a feature if seqio gets no `sequence_length`.
 _UNLIMITED = 1 << 30
 
 
@@ -18,7 +18,7 @@ def wordpieces() -> BertVocabulary:
 
 
 class CorpusVocabulary(seqio.PassThroughVocabulary):
-  """Marks token ids, whose vocabulary is `wordpieces()`."""
+  """Vocabulary of features of token ids, which `wordpieces()` decodes."""
 
 
 def token_feature() -> seqio.Feature:

@@ -1,7 +1,7 @@
-"""Queries with passages that were judged: relevant to them, or not.
+"""Queries with passages that were judged to be relevant or not.
 
-A file has a line for each query, in one of the forms in which the field
-exchanges them, whose names may be mixed:
+A file has a line for each query, in one of these common formats, whose field
+names may be mixed:
 
     {"query": …, "positive_passages": […], "negative_passages": […]}   Tevatron
     {"question": …, "answers": […], "positive_ctxs": […],
@@ -9,16 +9,16 @@ exchanges them, whose names may be mixed:
     {"query": …, "pos": […], "neg": […]}                     FlagEmbedding
     {"anchor": …, "positive": …, "negative": …}      sentence-transformers
 
-A passage is a text, or an object with a `text` and perhaps a `title`. A file
-that ends in .tsv has triples, as MS MARCO's: a query, a relevant passage and
-one that is not, between tabs. A folder is in BEIR's format: its qrels name
-documents of its corpus.jsonl, of which those of grade 0 are not relevant.
+A passage is a text, or an object with a `text` and optionally a `title`. A .tsv
+file has triples, as MS MARCO's: a query, a relevant passage and an irrelevant
+one, separated by tabs. A folder is in BEIR's format; documents with grade 0 are
+not relevant.
 
-A line of JSON may have the scores that a teacher gave its passages: as `score`
-of each passage; in `pos_scores` and `neg_scores` (FlagEmbedding); or under
-`scores`, `score`, `labels` or `label` a number for each passage, the relevant
-ones first, or for each that is not relevant how much lower its score is than
-the relevant one's (the margins of sentence-transformers' MarginMSELoss).
+A line of JSON may have a teacher's scores of its passages: as `score` of each
+passage; in `pos_scores` and `neg_scores` (FlagEmbedding); or as `scores`,
+`score`, `labels` or `label`, a list. The list has a score for each passage, the
+relevant ones first; or, for each irrelevant passage, the margin between the
+relevant passage's score and its own (sentence-transformers' MarginMSELoss).
 """
 
 import math
@@ -40,7 +40,7 @@ from realm_jax.storage.line_files import IndexedLines, lines_of
 
 _QUERY = ("query", "question", "anchor")
 _POSITIVES = ("positive_passages", "positive_ctxs", "pos", "positive")
-# Of several, the first that has any.
+# The first of these fields that is not empty counts.
 _NEGATIVES = (
   *("negative_passages", "hard_negative_ctxs", "negative_ctxs"),
   *("neg", "negative"),
@@ -51,7 +51,7 @@ _WANTED = (
   "judged_passages.py"
 )
 _SCORES = ("scores", "score", "labels", "label")
-# Lines that are read at the start, so that a wrong file is known then.
+# Number of lines to check at the start, so that a wrong file fails fast.
 _CHECKED_LINES = 1000
 
 
@@ -63,12 +63,12 @@ class Passage(NamedTuple):
 
 
 class Judged(NamedTuple):
-  """A query and what was judged for it.
+  """A query and its judged passages.
 
   Attributes:
-    positives: Passages that are relevant, at least one.
-    negatives: Passages that are not.
-    answers: Texts by which further relevant passages are known, if any.
+    positives: Relevant passages, at least one.
+    negatives: Irrelevant passages.
+    answers: Answers, if any; a passage that contains one counts as relevant.
     scores: Scores of the positives, then of the negatives, if they were read.
   """
 
@@ -83,7 +83,7 @@ def read_judged(line: bytes) -> Judged:
   """Reads a line of JSON in any of the forms above.
 
   Raises:
-    RealmError: It is in none of them.
+    RealmError: The line has none of these forms.
   """
   fields = read_object(line)
   (query,) = _texts(_first(fields, _QUERY), "the query")[:1] or [None]
@@ -99,12 +99,12 @@ def read_judged(line: bytes) -> Judged:
 
 
 def read_scored(line: bytes) -> Judged:
-  """Reads a line of JSON whose passages have the scores of a teacher.
+  """Reads a line of JSON whose passages have a teacher's scores.
 
-  Scores that are given as margins are relative to the relevant passage's.
+  Margins become scores relative to the relevant passage's.
 
   Raises:
-    RealmError: It is in none of the forms above, or a passage has no score.
+    RealmError: The line has none of the forms above, or a passage has no score.
   """
   judged, fields = read_judged(line), read_object(line)
   num_positives, num_negatives = map(len, (judged.positives, judged.negatives))
@@ -163,7 +163,7 @@ def _passages(value: Any, name: str) -> list[Passage]:
     if one is None:
       continue
     is_text = isinstance(text, str) and isinstance(title, str)
-    # Documents of BEIR may have a title alone.
+    # Documents of BEIR may have only a title.
     if not is_text or not (title + text).strip():
       raise RealmError(f"{name} is {one!r:.80}; want a text")
     require_unicode(title + text, name)
@@ -184,7 +184,7 @@ def _read_triple(line: bytes) -> Judged:
 
 
 class _Lines:
-  """The judged queries of a file, a line each."""
+  """The judged queries of a file, one on each line."""
 
   def __init__(self, path: epath.Path, *, has_scores: bool = False):
     self._path, self._lines = path, IndexedLines(path)
@@ -231,7 +231,7 @@ class _BeirFolder:
       )
 
   def _of(self, query: JudgedQuery, is_relevant: bool) -> list[int]:
-    """Returns the lines of the documents of a query."""
+    """Returns the line numbers of a query's documents."""
     return [
       self._line_of[document]
       for document, grade in query.grades.items()
@@ -279,7 +279,7 @@ class JudgedRecords:
     return len(self._queries)
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Reads queries by their numbers."""
+    """Reads queries by their indices."""
     found = [self._queries[index] for index in indices.tolist()]
     passages = [[*one.positives, *one.negatives] for one in found]
     scores = {"scores": [np.array(one.scores, np.float32) for one in found]}
@@ -317,7 +317,7 @@ class JudgedSource(RandomAccessSource):
     """Opens a file, or the folder in BEIR's format whose qrels have the split.
 
     Raises:
-      TaskError: There is none, or a line of it is in none of the forms.
+      TaskError: The file is missing, or a line has none of the forms.
     """
     path = epath.Path(current_context().question_files[split])
     if self._has_scores and (path.is_dir() or path.suffix == ".tsv"):

@@ -1,7 +1,7 @@
 """Published data sets of questions, in their published forms.
 
-A data set names its forms, files or TFDS, and how many questions each split
-has. Whoever runs a task says where they are, in `question_files` of the split:
+A data set declares its forms (files or TFDS), and the number of questions in
+each split. A run gives their location as `question_files` of the split:
 
     data/webquestions            the folder of the files
     data/trec/large2470-test.tsv one of them, if the folder has several forms
@@ -24,7 +24,7 @@ from realm_jax.inputs.config import TFDS, TaskError, current_context
 from realm_jax.inputs.question_files import Question, QuestionRecords
 from realm_jax.inputs.questions import QuestionSource
 
-# All training questions, where published files do not set a tenth aside.
+# All training questions, if the published files have no development set.
 TRAIN_AND_DEV = "train+dev"
 _MALFORMED = (AttributeError, LookupError, TypeError, UnicodeError)
 
@@ -37,7 +37,7 @@ class Form:
     names: Names of each split's files, in order, where `*` stands for any text.
       Without "dev", a tenth of "train" is the development set.
     read: Function that reads one file.
-    sizes: Number of questions in each split, if it is not the data set's.
+    sizes: Number of questions in each split, if different from the data set's.
   """
 
   names: Mapping[str, Sequence[str]]
@@ -45,7 +45,7 @@ class Form:
   sizes: Mapping[str, int] | None = None
 
   def parts(self, split: str) -> list[str]:
-    """Returns the names of what has the questions of a split, if it has."""
+    """Returns the parts with the questions of a split, if any."""
     parts = [split if split == "test" else "train"]
     if "dev" in self.names:
       parts = ["train", "dev"] if split == TRAIN_AND_DEV else [split]
@@ -55,9 +55,9 @@ class Form:
 
 
 def question_of_record(record: Mapping[str, Any]) -> Question:
-  """Makes a question of a record of TFDS, a tree of numpy values.
+  """Makes a question from a TFDS record, a tree of NumPy values.
 
-  Its answers are texts, or have the fields of SQuAD or TriviaQA.
+  Answers are texts, or have the fields of SQuAD or TriviaQA.
   """
   answers = record["answers"] if "answers" in record else record["answer"]
   if isinstance(answers, Mapping) and "aliases" in answers:
@@ -72,13 +72,13 @@ def question_of_record(record: Mapping[str, Any]) -> Question:
 class PublishedSource(QuestionSource):
   """The questions of a published data set.
 
-  The splits are "train", "dev", "test" and, where the development set is taken
-  from the training questions, "train+dev", which has all of these.
+  The splits are "train", "dev" and "test". If the development set is taken from
+  the training questions, "train+dev" has all of them.
 
   Args:
     name: Name of the data set, for messages.
-    sizes: Published number of questions of splits. They are checked; a split
-      that is absent has no published number.
+    sizes: Published numbers of questions by split, which are checked. A split
+      without a published number is not.
     files: Forms of the published files, the preferred one first.
     tfds: TFDS's builder, with its configuration, if it has one.
     tfds_test: TFDS's name of the test set.
@@ -111,7 +111,7 @@ class PublishedSource(QuestionSource):
     """Reads the questions of a split.
 
     Raises:
-      TaskError: They are not there, or not as many as published.
+      TaskError: The questions are missing, or not as many as published.
       InputError: TFDS has not prepared them.
     """
     place = current_context().question_files.get(split)
@@ -150,7 +150,7 @@ class PublishedSource(QuestionSource):
     questions: Sequence[Question],
     place: str,
   ) -> None:
-    """Raises `TaskError` unless as many are there as published."""
+    """Raises a `TaskError` unless the number of questions is as published."""
     size = sizes.get(split)
     if split == TRAIN_AND_DEV and size is None and "train" in sizes:
       size = sizes["train"] + sizes["dev"]
@@ -166,7 +166,7 @@ class PublishedSource(QuestionSource):
     )
 
   def _wanted(self, split: str) -> str:
-    """Describes what may be there, and how to get it."""
+    """Describes the forms of a data set, and how to get them."""
     forms = (" and ".join(form.parts(split)) for form in self._files)
     text = f"the folder of {'; or of '.join(filter(None, forms))} ({self._get})"
     if self._tfds:
@@ -186,7 +186,7 @@ class PublishedSource(QuestionSource):
   def _from_files(
     self, place: epath.Path, split: str
   ) -> tuple[Form, list[Question]]:
-    """Reads the files of the form that a folder has, or that a file is of."""
+    """Reads the files of the form that a folder or a file has."""
     folder = place if place.is_dir() else place.parent
     found: list[tuple[Form, dict[str, list[epath.Path]]]] = []
     for form in self._files:
@@ -223,7 +223,7 @@ class PublishedSource(QuestionSource):
 
 
 def _with_ids(questions: Iterable[Question], part: str) -> Iterator[Question]:
-  """Gives each question without an id its place in a part as the id."""
+  """Uses the position in a part as the id of questions without one."""
   for number, question in enumerate(questions, start=1):
     name = question.question_id or f"{part}:{number}"
     yield question._replace(question_id=name)

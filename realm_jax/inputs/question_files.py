@@ -1,7 +1,7 @@
 """Questions with their answers, in JSON Lines.
 
-A file may be compressed (.gz, .bz2, .xz, .zst). To read it, and to evaluate
-with it, needs neither seqio nor TensorFlow.
+A file may be compressed (.gz, .bz2, .xz, .zst). Reading it, and evaluating with
+it, needs neither seqio nor TensorFlow.
 """
 
 from collections.abc import (
@@ -33,7 +33,7 @@ from realm_jax.storage.line_files import lines_of
 from realm_jax.text.mentions import find_sorted
 from realm_jax.text.vocabulary import MASK
 
-# The tasks of the run's files, and what their answers are.
+# Tasks that read the run's files, with the kind of their answers.
 TASKS: Mapping[str, AnswerKind] = {
   "open_qa": "string",
   "open_qa_regex": "regex",
@@ -43,10 +43,10 @@ WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
 
 class Question(NamedTuple):
-  """A question, its alternative answers, and its id if it has one.
+  """A question, its alternative answers, and optionally an id.
 
-  The documents that lead to the answer, in their order, are known by their ids
-  or by their titles, if at all.
+  The documents that lead to the answer, in order, may be given by ids or by
+  titles.
   """
 
   question: str
@@ -56,13 +56,13 @@ class Question(NamedTuple):
   gold_titles: Sequence[str] = ()
 
 
-# Makes a question of a line's object; raises ValueError or KeyError if it is
-# none.
+# Function that makes a question from a line's object. It raises a ValueError or
+# KeyError for other objects.
 ToQuestion: TypeAlias = Callable[[Mapping[str, JsonValue]], Question]
 
 
 def listed(items: Sequence[str]) -> str:
-  """Joins the first few items, and says how many there are besides."""
+  """Joins the first few items, and states the number of the others."""
   text = "; ".join(items[:_MAX_LISTED])
   rest = len(items) - _MAX_LISTED
   return f"{text}; and {rest:,} more" if rest > 0 else text
@@ -71,13 +71,12 @@ def listed(items: Sequence[str]) -> str:
 def read_question(fields: Mapping[str, JsonValue]) -> Question:
   """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
-  Of the documents that lead to the answer, "gold_ids" has the ids, or
-  "gold_titles" the titles, in the order of their path. They may be the titles
-  of "supporting_facts", as in HotpotQA, whose ids are "_id".
+  The documents that lead to the answer are in "gold_ids" or, as titles, in
+  "gold_titles", in the order of the path. In HotpotQA, they are the titles of
+  "supporting_facts", and the id is "_id".
 
-  A line of KILT (Petroni et al. 2021) is read as well. It has `input` and
-  `output`, a list of objects, of which some have an `answer`, and others only
-  the provenance of one.
+  A line of KILT (Petroni et al. 2021) has `input` and `output`, a list of
+  objects, some with an `answer`, and others only with the provenance of one.
 
   Raises:
     ValueError: A field is missing or is not text.
@@ -132,8 +131,8 @@ def read_json_lines(
   """Yields each line's question, which has an id.
 
   Raises:
-    TaskError: Lines that are no questions, or have the id of an earlier one;
-      all are counted, and the first of them named.
+    TaskError: Lines are not questions, or repeat the id of an earlier one. The
+      message counts them, and shows the first.
   """
   complaints: list[str] = []
   lines: dict[str, int] = {}
@@ -162,7 +161,7 @@ class QuestionRecords:
     self._context = current_context()
 
   def _gold(self, question: Question) -> list[str]:
-    """Returns the ids of the documents of its path; none if one is missing."""
+    """Returns the document ids of its path; empty if one is missing."""
     corpus, ids = self._context.corpus, [*question.gold_ids]
     if keys := [*map(title_key, question.gold_titles)]:
       known, first_rows = corpus.graph.titles
@@ -173,7 +172,7 @@ class QuestionRecords:
 
   @property
   def spec(self) -> Mapping[str, Any]:
-    """The types and shapes of a record, for tf.data."""
+    """Types and shapes of a record, for tf.data."""
     import tensorflow as tf
 
     gold = {"gold": tf.TensorSpec((None,), tf.string)}
@@ -189,10 +188,10 @@ class QuestionRecords:
     return len(self.questions)
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Returns questions by their number, as texts and as tokens.
+    """Returns questions by their index, as texts and as tokens.
 
     The tokens of a question's answers are int32[a, w], padded with 0 to the
-    longest answer of all these questions. A pattern has none.
+    longest answer of all these questions. A pattern has no tokens.
     """
     questions = [self.questions[index] for index in indices.tolist()]
     words = self._context.corpus.vocabulary
@@ -219,9 +218,9 @@ class QuestionRecords:
     }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes questions that will not be used or scored as they stand."""
+    """Describes questions that will be truncated, or cannot be scored."""
     found, num_words = [], lengths["query"] - 2
-    # One wordpiece, as a mark is.
+    # A mask is one wordpiece, like a punctuation mark.
     texts = [q.question.replace(MASK, ".") for q in self.questions]
     tokens = self._context.corpus.vocabulary.tokenize_with_offsets(texts)
     sizes = np.diff(tokens.row_offsets)
@@ -262,11 +261,11 @@ class QuestionRecords:
 def read_split(
   split: str, answer_kind: AnswerKind, to_question: ToQuestion = read_question
 ) -> QuestionRecords:
-  """Reads a whole file of the run, so that bad lines are known at the start.
+  """Reads a whole file of the run, so that bad lines are reported at the start.
 
   Raises:
-    TaskError: A line is not a question, or there is none; or the run has no
-      file for the split.
+    TaskError: A line is not a question, the file has no question, or the run
+      has no file for the split.
     FileNotFoundError: The file is missing.
   """
   files = current_context().question_files
@@ -284,7 +283,7 @@ def read_split(
 
 
 class QuestionExamples:
-  """The examples of `TASKS` in the order of the file, as seqio gives them.
+  """The same examples of `TASKS` as from seqio, in the order of the file.
 
   Args:
     config: Data of the run, of one of `TASKS`.

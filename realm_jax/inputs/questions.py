@@ -29,8 +29,8 @@ class QuestionSource(RandomAccessSource):
 class JsonLinesSource(QuestionSource):
   """The questions of the run's files, one file for each split.
 
-  The function `to_question` makes a question of a line's object, for files with
-  other field names.
+  For files with other field names, `to_question` makes a question from a line's
+  object.
   """
 
   def __init__(

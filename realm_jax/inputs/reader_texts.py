@@ -1,4 +1,4 @@
-"""What a reader that writes reads and writes, as token ids."""
+"""Inputs and targets of a reader that writes, as token ids."""
 
 import itertools
 import zlib
@@ -24,7 +24,7 @@ def input_ids(
   rows: Int[np.ndarray, "b k"],
   texts: Mapping[int, str] | None = None,
 ) -> Int32[np.ndarray, "b k l"]:
-  """Returns prompt, passage and end of each query with each of its blocks.
+  """Returns prompt, passage and end token of each query with each block.
 
   See `prompt_ids`, `passage_ids` and `joined`.
   """
@@ -59,14 +59,14 @@ def passage_ids(
 ) -> Int32[np.ndarray, "*s l"]:
   """Returns the passage of each block, padded to the reader's `input_length`.
 
-  A long passage loses its end; the null block has none.
+  A long passage is truncated; the null block has an empty one.
 
   Args:
     reader: Reader, with its template and length.
-    view: View of the corpus that it reads.
+    view: View of the corpus that the reader reads.
     rows: Rows of the blocks.
-    texts: Other texts of blocks, by the place of each in the flat `rows`: of
-      edited ones, and of paths.
+    texts: Other texts, of edited blocks and of paths, by their index in the
+      flattened `rows`.
 
   Raises:
     RealmError: The template lacks `{title}` or `{text}`.
@@ -77,10 +77,10 @@ def passage_ids(
   blocks = view.gather(flat, length)
   title = blocks.title_lengths[:, None]
   body = blocks.lengths[:, None] - title
-  # Each part begins in the passage where the one before ends.
+  # Each part of the passage begins where the previous one ends.
   sizes = len(before_title), title, len(before_text), body, len(after)
   *begins, end = itertools.accumulate(sizes, initial=0)
-  # All parts of a passage, after a column of padding, and where each begins.
+  # All parts of a passage, after a column of padding, and their starts.
   fixed = np.array([PAD_ID, *before_title, *before_text, *after], np.int32)
   table = np.hstack(
     [np.broadcast_to(fixed, (len(flat), len(fixed))), blocks.token_ids]
@@ -108,10 +108,10 @@ def joined(
   *,
   end_id: int,
 ) -> Int[AnyArray, "b k l"]:
-  """Returns each query's prompt with each of its passages, and the end.
+  """Returns each query's prompt with each of its passages, and the end token.
 
-  These are the ids of the whole text, since pieces do not reach over spaces. A
-  long input loses the end of its passage. The arrays are numpy's or jax's.
+  Joining ids equals tokenizing the joined text, because pieces do not span
+  spaces. The passage of a long input is truncated. Arrays are NumPy's or jax's.
   """
   xp = passages.__array_namespace__()
   length = passages.shape[-1]
@@ -129,11 +129,11 @@ def joined(
 def target_ids(
   reader: TextReader, view: View, targets: Sequence[str]
 ) -> Int32[np.ndarray, "b t"]:
-  """Returns what the reader is to write, with its end, padded.
+  """Returns the target texts, with the end token, padded.
 
   Raises:
-    RealmError: The template lacks `{answer}`, or the vocabulary the sentinels
-      of a text, or it ends texts by another token than the model.
+    RealmError: The template lacks `{answer}`; the vocabulary lacks the
+      sentinels of a text, or has another end token than the model.
   """
   if view.vocabulary.eos_id != reader.end_id:
     raise RealmError(
@@ -155,7 +155,7 @@ def target_ids(
 def written_text(
   reader: TextReader, view: View, token_ids: Sequence[int]
 ) -> str:
-  """Returns the answer in what the reader has written."""
+  """Extracts the answer from a text that the reader wrote."""
   end = view.vocabulary.eos_id
   ids = itertools.takewhile(lambda token: token != end, token_ids)
   text = view.vocabulary.decode(ids).strip()
@@ -165,18 +165,18 @@ def written_text(
 
 
 def texts_of(batch: Batch, examples: Corpus) -> tuple[list[str], list[str]]:
-  """Returns the text of each query, and the text that is to be written.
+  """Returns the text of each query, and the target text.
 
-  These are a question and one of its answers, another in each epoch; a masked
-  sentence with sentinels, and what they stand for; or the `inputs` and
+  These are a question and one of its answers, a different one in each epoch; a
+  masked sentence with sentinels, and the masked words; or the `inputs` and
   `targets` of a text-to-text task.
 
   Args:
     batch: Examples.
-    examples: Corpus that they come from.
+    examples: Corpus of the examples.
 
   Raises:
-    TaskError: The task gives none of these.
+    TaskError: The task has none of these features.
   """
   if "mask_targets" in batch.arrays:
     pairs = texts_with_sentinels(batch, examples)
@@ -204,7 +204,7 @@ def _filled(template: str, field: str, text: str) -> str:
 
 
 def _parts(passage: str) -> tuple[str, str, str]:
-  """Returns what is before a title, before the text, and after it."""
+  """Splits a template: before the title, before the text, and after it."""
   before, text, after = passage.partition("{text}")
   before_title, title, before_text = before.partition("{title}")
   if not (text and title):

@@ -6,8 +6,8 @@
     seqio:MODULE:TASK[:SPLIT]                    the source of a seqio task
 
 Records have `title` and `text`, and may have `id` and `url`. A record that also
-has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
-block as it stands.
+has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is kept
+as a single block.
 
 Preparing data sets of TFDS needs the extra `tfds`. Reading them does not, and
 downloads nothing.
@@ -31,7 +31,7 @@ Records = Iterator[Mapping[str, Any]]
 
 
 def shards(source: str) -> list[Callable[[], Records]]:
-  """Returns what reads each shard of an input, `tfds:…` or `seqio:…`.
+  """Returns a reader for each shard of an input, `tfds:…` or `seqio:…`.
 
   Raises:
     InputError: There is no such data set or split.
@@ -69,7 +69,7 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     if len(parts) > 1:
       raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
     builder = _open_prepared(name)
-    # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
+    # NAME/CONFIG/VERSION, which is also the data's folder in TFDS_DATA_DIR.
     full_name = builder.info.full_name
     opened = seqio.TfdsDataSource(
       ":".join(full_name.rsplit("/", 1)),
@@ -99,7 +99,7 @@ def read_prepared(
   """Returns the records of a data set that TFDS has prepared.
 
   `name` is TFDS's name of the builder, with its configuration and version, if
-  any. `directory` is by default where TFDS keeps its data. Raises `InputError`
+  any. `directory` is TFDS's data directory by default. Raises an `InputError`
   if there is no such data set, or it is not prepared there.
   """
   builder = _open_prepared(name, directory)

@@ -1,4 +1,4 @@
-"""Sources with random access to records, from which a run resumes anywhere.
+"""Sources with random access to records, so that runs can resume anywhere.
 
 A task with its own storage extends `RandomAccessSource`; `blocks.CorpusSource`
 reads blocks of a corpus, and the sources of `questions` read questions. The
@@ -6,7 +6,7 @@ records of other sources, such as lines of text, are read into memory.
 
 Position p of a stream is record `permutation(seed, p // N)[p % N]` of N. The
 permutation is a Feistel network with cycle walking (Black and Rogaway 2002,
-"Ciphers with arbitrary finite domains"). It takes no memory, whatever N is.
+"Ciphers with arbitrary finite domains"). It needs no memory for any N.
 """
 
 import abc
@@ -23,13 +23,13 @@ from jaxtyping import Int, UInt64
 from realm_jax.inputs.batch import padded
 from realm_jax.inputs.config import TaskError
 
-# jax uses the devices. TensorFlow only prepares data, and would otherwise
-# reserve all memory of a GPU with its first tensor.
+# TensorFlow only prepares data. With its first tensor it would reserve all GPU
+# memory, which jax needs.
 tf.config.set_visible_devices([], "GPU")
 
-# A record takes a kilobyte or two, so a million of them a few gigabytes.
+# A record takes a kilobyte or two, so this bounds memory to a few gigabytes.
 _MAX_IN_MEMORY = 1_000_000
-# Records that one call into Python reads, which hides the cost of the call.
+# Number of records that one call into Python reads, to amortize its cost.
 RECORDS_PER_LOOKUP = 64
 _ROUNDS = 6
 # Fewer bits would give too few distinct permutations of tiny sources.
@@ -40,44 +40,44 @@ _MIN_HALF_BITS = 3
 class Records(Protocol):
   """The records of one split.
 
-  They may have a method `problems(lengths)`, which describes those that the
-  lengths of features do not suit, or that cannot be used.
+  They may have a method `problems(lengths)`, which describes records that do
+  not fit the lengths of features, or cannot be used.
   """
 
   @property
   def spec(self) -> Mapping[str, Any]:
-    """The features of a record; only their first axis may be None."""
+    """Features of a record; only their first axis may be None."""
     ...
 
   def __len__(self) -> int: ...
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Returns each feature's values in some records: scalars, or arrays."""
+    """Returns each feature's values in these records: scalars or arrays."""
     ...
 
 
 @runtime_checkable
 class GrowingRecords(Records, Protocol):
-  """Records that become more while they are read, such as those of a log.
+  """Records whose number grows while they are read, such as a log's.
 
-  They choose the record of a position themselves, so a resumed stream does not
-  repeat what was chosen before. They may begin with none, and wait.
+  They choose the record for a position themselves, so a resumed stream does not
+  repeat earlier choices. They may be empty at first, and wait.
   """
 
   def choose(self, hashes: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Returns the records for positions, which have these hashes."""
+    """Returns the records for positions with these hashes."""
     ...
 
 
 class InMemoryRecords:
   """The records of a source without random access, read once into memory.
 
-  The source must give the same records in the same order whenever a run is
-  resumed, as files do.
+  Whenever a run is resumed, the source must have the same records in the same
+  order, as files do.
 
   Raises:
     TaskError: The source is a Python function, has too many records, or has
-      features that are no arrays.
+      features that are not arrays.
   """
 
   def __init__(self, source: seqio.DataSource, split: str):
@@ -89,7 +89,7 @@ class InMemoryRecords:
       )
     dataset = source.get_dataset(split=split, shuffle=False)
     if not isinstance(dataset.element_spec, dict):
-      # seqio.TextLineDataSource gives bare lines, without room for a position.
+      # seqio.TextLineDataSource yields bare strings, which need a name.
       dataset = dataset.map(lambda line: {"text": line})
     self.spec = dataset.element_spec
     for path, spec in jax.tree.leaves_with_path(self.spec):
@@ -112,7 +112,7 @@ class InMemoryRecords:
     return len(self._records)
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Returns records by their place in the order of the source."""
+    """Returns records by their index in the source."""
     records = [self._records[index] for index in indices.tolist()]
     return jax.tree.map(lambda *values: list(values), *records)
 
@@ -150,8 +150,8 @@ class RandomAccessSource(seqio.DataSource):
   ) -> tf.data.Dataset:
     """Returns one epoch, for seqio.
 
-    seqio may repeat this epoch with the same seeds; `ExampleStream` gives
-    every epoch its own order and seeds.
+    seqio may repeat this epoch with the same seeds; in `ExampleStream` every
+    epoch has its own order and seeds.
     """
     del unused
     if seed is None:
@@ -181,15 +181,15 @@ def hashes(
 def _permute(
   values: UInt64[np.ndarray, "n"], keys: UInt64[np.ndarray, "n"], size: int
 ) -> UInt64[np.ndarray, "n"]:
-  """Maps each value below `size` by the permutation of its key."""
+  """Maps each value below `size` by the permutation for its key."""
   half = np.uint64(
     max(_MIN_HALF_BITS, (max(size - 1, 1).bit_length() + 1) // 2)
   )
   mask = (np.uint64(1) << half) - np.uint64(1)
   values = values.copy()
   walking = np.arange(len(values))
-  # The network permutes 0 … 4^half − 1. A value that leaves 0 … size − 1 is
-  # mapped again until it is back, which keeps the map one to one.
+  # The network permutes 0 … 4^half − 1. A value outside of 0 … size − 1 is
+  # mapped again until it is inside, which keeps the map one to one.
   while len(walking):
     left, right = values[walking] >> half, values[walking] & mask
     for round_key in range(1, _ROUNDS + 1):
@@ -220,8 +220,8 @@ def record_indices(
 class RecordReader:
   """Reads the records of one split at given positions of an endless stream.
 
-  An epoch has `num_records` positions. The exception of a lookup is `error`,
-  since tf.data keeps only its text.
+  An epoch has `num_records` positions. `error` is the exception of a lookup, as
+  tf.data itself keeps only the text.
 
   Raises:
     TaskError: The source has no record, or cannot be read into memory.
@@ -245,15 +245,14 @@ class RecordReader:
     self.error: Exception | None = None
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes records that will not be used as they stand."""
+    """Describes records that will be truncated, or cannot be used."""
     problems = getattr(self._records, "problems", None)
     return problems(lengths) if problems else ()
 
-  # The conversion of Python's control flow, of which there is none, takes a
-  # second.
+  # There is no control flow to convert, and looking for it takes a second.
   @tf.autograph.experimental.do_not_convert
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the records at positions, a data set of int64, in that order."""
+    """Returns the records at these positions, a data set of int64."""
     types = [spec.dtype for spec in self._leaves]
     types += [tf.int64] * sum(map(_is_ragged, self._leaves))
 
@@ -263,7 +262,7 @@ class RecordReader:
         column.set_shape([None, *spec.shape])
       for lengths in columns[len(self._leaves) :]:
         lengths.set_shape([None])
-      # `unbatch` ends the process where all values of a column are empty.
+      # `unbatch` crashes the process if all values of a column are empty.
       return tf.data.Dataset.from_tensor_slices(
         (batch, _record_seeds(self._seed, batch), *columns)
       )
@@ -271,7 +270,7 @@ class RecordReader:
     return positions.batch(RECORDS_PER_LOOKUP).flat_map(read).map(self._record)
 
   def _read(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Returns each column, padded, then the lengths in the ragged ones."""
+    """Returns each column, padded, and then the lengths of ragged columns."""
     try:
       if isinstance(self._records, GrowingRecords):
         indices = self._records.choose(hashes(positions, seed=self._seed))
@@ -297,7 +296,7 @@ class RecordReader:
   def _record(
     self, position: tf.Tensor, seed: tf.Tensor, *columns: tf.Tensor
   ) -> dict[str, Any]:
-    """Returns one record of those that `_read` has read."""
+    """Returns one of the records that `_read` returned."""
     lengths = iter(columns[len(self._leaves) :])
     values = [
       value[: next(lengths)] if _is_ragged(spec) else value

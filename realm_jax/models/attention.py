@@ -1,6 +1,6 @@
 """Attention by heads, and self-attention within sequences that share rows.
 
-XLA compiles it on every platform, and on GPUs it may be cuDNN's kernel.
+It is compiled by XLA on every platform, or computed by cuDNN's kernel on GPUs.
 """
 
 import functools
@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int, UInt32
 from realm_jax.models import AnyArray, matmul
 from realm_jax.models.dropout import drop
 
-# Name of what a scan over layers keeps for its backward pass.
+# Checkpoint name of arrays that a scan over layers keeps for the backward pass.
 KEPT = "kept"
 # Logical axes of queries, keys, values and of the result.
 AXES = ("activation_batch", "activation_heads")
-# Those of arrays that have the heads in a dimension of their own.
+# Logical axes of arrays with a separate dimension for heads.
 _AXES_BY_HEAD = (
   "activation_batch",
   "activation_heads",
@@ -43,29 +43,30 @@ def attend(
   cudnn: bool = False,
   reach: Int[AnyArray, ""] | None = None,
 ) -> Float[Array, "m d"]:
-  """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
+  """Returns softmax(query · key / √e + mask) · value by head, with dropout.
 
-  It is the context of each query, in the shape of the queries. Of n = r · l
-  tokens in r rows, only the first q of each row attend, m = r · q of all.
+  The result is the context of each query, in the shape of the queries. Among
+  n = r · l tokens in r rows, only the first q of each row attend, m = r · q in
+  total.
 
-  With `cudnn`, its kernel computes it on GPUs, in bfloat16 or float16. The
-  kernel has no dropout, and no gradient for odd numbers of queries or keys:
-  there XLA computes it, as for the pooled token of the last layer.
+  With `cudnn`, cuDNN's kernel is used on GPUs, in bfloat16 or float16. The
+  kernel has no dropout, and no gradient for odd numbers of queries or keys. In
+  these cases, such as for the pooled token in the last layer, XLA is used.
 
   Args:
-    query: Queries of the tokens that attend, with the heads side by side.
-    key: Keys of all tokens, laid out alike.
-    value: Values of all tokens, likewise.
-    sequence: Number of the sequence to which a token belongs and attends.
+    query: Queries of the tokens that attend, with concatenated heads.
+    key: Keys of all tokens, in the same layout.
+    value: Values of all tokens, in the same layout.
+    sequence: Index of each token's sequence, to which it attends.
     position: Position of each token in its sequence.
     tokens: Hash of each token that attends, for dropout.
     head_size: Size e of a head.
     max_positions: Number of positions of the model; column numbers of dropout
       are `head · max_positions + position`.
-    mask_value: Score added where a key belongs to another sequence.
+    mask_value: Score added to keys of other sequences.
     dropout_rate: Share of weights to drop; 0 when not training.
-    cudnn: Whether cuDNN's kernel may compute it.
-    reach: Distance of the farthest tokens that are attended to; None for all.
+    cudnn: Whether cuDNN's kernel may be used.
+    reach: Maximum distance of tokens that are attended to; None for all.
   """
   split = functools.partial(by_heads, rows=len(sequence), head_size=head_size)
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
@@ -100,13 +101,13 @@ def attend(
 def by_heads(
   x: Float[Array, "m d"], *, rows: int, head_size: int
 ) -> Float[Array, "{rows} h q {head_size}"]:
-  """Returns the heads, which lie side by side, in a dimension of their own."""
+  """Splits concatenated heads into a separate dimension."""
   x = x.reshape(rows, -1, x.shape[-1] // head_size, head_size)
   return nn.with_logical_constraint(x.transpose(0, 2, 1, 3), _AXES_BY_HEAD)
 
 
 def side_by_side(x: Float[Array, "r h q e"]) -> Float[Array, "m d"]:
-  """Returns the heads side by side; undoes `by_heads`."""
+  """Concatenates the heads; the inverse of `by_heads`."""
   x = nn.with_logical_constraint(x, _AXES_BY_HEAD)
   _, heads, _, head_size = x.shape
   return x.transpose(0, 2, 1, 3).reshape(-1, heads * head_size)
@@ -121,10 +122,10 @@ def dropout_columns(
 
 
 class ByHeads(NamedTuple):
-  """Arrays of a layer's attention, the heads in a dimension of their own.
+  """Arrays of a layer's attention, with a separate dimension for heads.
 
-  `rows` and `columns` number the weights for dropout. The scores are increased
-  by the mask, which has no gradient, and by the bias.
+  `rows` and `columns` identify the weights for dropout. The mask, which has no
+  gradient, and the bias are added to the scores.
   """
 
   query: Float[Array, "r h q e"]
@@ -153,12 +154,13 @@ def weights(
 def attend_by_heads(
   inputs: ByHeads, dropout_rate: float, scale: float
 ) -> Float[Array, "r h q e"]:
-  """Returns the `weights`, dropped out, times the values.
+  """Returns the `weights`, after dropout, times the values.
 
-  Its backward pass keeps the softmax and not also the weights after dropout,
-  and sums over a head's few dimensions where the softmax's own would sum over
-  keys (Dao et al. 2022, section 3.1). On CPUs, where `jax.checkpoint` keeps
-  the weights after all, a pre-training step takes a quarter less time with it.
+  The backward pass stores the softmax, but not the weights after dropout, and
+  sums over a head's few dimensions instead of over keys, as the gradient of
+  softmax would (Dao et al. 2022, section 3.1). On CPUs, where `jax.checkpoint`
+  would store the weights anyway, this makes a pre-training step a quarter
+  faster.
   """
   return _forward(inputs, dropout_rate, scale)[0]
 
@@ -186,7 +188,8 @@ def _backward(
 ) -> tuple[ByHeads]:
   inputs, softmax, context = residuals
   query, key, value = inputs[:3]
-  # In another form than forward, or the compiler would keep those weights.
+  # Written differently from the forward pass; otherwise the compiler would keep
+  # those weights.
   ones = jnp.ones((), softmax.dtype)
   kept = drop(ones, inputs.rows, inputs.columns, dropout_rate)
   d_value = matmul.matmul_tn(softmax * kept, gradient)
@@ -201,7 +204,7 @@ def _backward(
   d_query, d_key, d_value = (
     x.astype(query.dtype) for x in (d_query, d_key, d_value)
   )
-  # Neither the mask nor integers have gradients, for which this takes None.
+  # The mask and integers have no gradients.
   none: Any = None
   d_bias = inputs.bias
   if d_bias is not None:

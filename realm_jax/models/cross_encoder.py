@@ -1,4 +1,4 @@
-"""A cross-encoder: BERT reads a query beside a block, and scores the pair."""
+"""A cross-encoder: BERT scores pairs of a query and a block."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -11,12 +11,12 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveInt
 
-# The component of a run that is one.
+# Name of the component of a run.
 RERANKER = "reranker"
 
 
 class PairEncoder(BertComponent):
-  """BERT over `[CLS] x [SEP] title body [SEP]`: a query beside a block.
+  """BERT over `[CLS] x [SEP] title body [SEP]`, a query with a block.
 
   Attributes:
     joint_length: Number of tokens of query and block together.
@@ -30,9 +30,9 @@ class PairEncoder(BertComponent):
   def join(
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b k l"]
   ) -> TokenSequences:
-    """Returns what is read of padded queries and the blocks of each.
+    """Joins padded queries with the blocks of each.
 
-    Pairs are ordered by query. A block that does not fit loses its end.
+    Pairs are ordered by query. A block that does not fit is truncated.
     """
     pairs = sequences.pairs(
       query,
@@ -55,8 +55,8 @@ class PairEncoder(BertComponent):
 class CrossEncoder(PairEncoder):
   """Scores pairs (Nogueira and Cho 2019).
 
-  It is Hugging Face's `BertForSequenceClassification` with one label, as the
-  cross-encoders of sentence-transformers are (arXiv 1901.04085).
+  The same model as Hugging Face's `BertForSequenceClassification` with one
+  label, and the cross-encoders of sentence-transformers (arXiv 1901.04085).
   """
 
   def setup(self) -> None:

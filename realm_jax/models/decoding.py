@@ -1,8 +1,8 @@
-"""What a T5 writes: greedy and beam search, in one compiled loop.
+"""Decoding with a T5: greedy and beam search, in one compiled loop.
 
-Texts and scores are those of `generate` in transformers 4.40. All beams of a
-decoder share the keys and values of its memory. Those of their own tokens stay
-where they were written, and each beam attends to its ancestors'.
+Texts and scores are the same as from `generate` in transformers 4.40. All beams
+of a decoder share the keys and values of its memory. Keys and values of the
+beams' own tokens are never moved: each beam attends to its ancestors' entries.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -33,9 +33,9 @@ class Texts(NamedTuple):
   """Texts of each decoder, the best first.
 
   Attributes:
-    token_ids: Their tokens, padded, with the end if a text has one.
-    scores: Sum of log p of a text's tokens, by their number to the power of
-      `length_penalty`.
+    token_ids: Tokens of the texts, padded, with the end token if there is one.
+    scores: Sum of log p of a text's tokens, divided by their number to the
+      power of `length_penalty`.
   """
 
   token_ids: Int[Array, "n m t"]
@@ -47,7 +47,7 @@ class _Search(NamedTuple):
 
   Attributes:
     token_ids, scores: Tokens of the beams, and the sums of their log p.
-    ancestors: Beam of each earlier token of a beam.
+    ancestors: Beam in which each earlier token of a beam was written.
     ended: The best texts that have ended.
     is_done: Whether a decoder can find no better text.
     past: Keys and values of the tokens of all beams, by layer.
@@ -73,18 +73,19 @@ def generate(
   length_penalty: float | Float[Array, ""] = 1.0,
   early_stopping: EarlyStopping = False,
 ) -> Texts:
-  """Returns the best texts of a beam search; with one beam it is greedy.
+  """Returns the best texts of a beam search, which is greedy with one beam.
 
   Args:
     model, params: Model and its parameters.
-    memory: What `encode_memory` returns.
-    max_tokens: Number of tokens of the longest text, with its end.
+    memory: Memory from `encode_memory`.
+    max_tokens: Maximum number of tokens of a text, including its end.
     num_beams: Number of beams.
     num_texts: Number of texts, at most `num_beams`.
-    length_penalty: Exponent of the number of tokens that divides a score.
-    early_stopping: When a search ends that has found `num_beams` texts: True at
-      once, False if no text of the present length would be better, and "never"
-      if no text of any length would.
+    length_penalty: Exponent of the number of tokens, by which a score is
+      divided.
+    early_stopping: Criterion for ending a search with `num_beams` texts: True
+      ends it at once, False if no text of the current length would be better,
+      and "never" if no text of any length would be.
   """
   config, count = model.config, len(memory.is_token)
   if num_beams == 1:
@@ -92,7 +93,7 @@ def generate(
   layer = T5Layer(config, is_decoder=True)
   decoder, axes = params["decoder"], ("vocab", "activation_embed")
   embeddings = nn.with_logical_constraint(params["word_embeddings"], axes)
-  # Operands of products are prepared once, and not for each token.
+  # Operands of products are prepared once, instead of for each token.
   kernel = embeddings.T if config.tied_head else params["head"]["kernel"]
   kernel = matmul.as_operand(kernel)
   scale = config.hidden_size**-0.5 if config.tied_head else 1.0
@@ -108,7 +109,7 @@ def generate(
   ]
   if num_beams == 1:  # See `matmul`.
     memories = jax.tree.map(lambda x: x.astype(config.dtype), memories)
-  # Keys are numbered by place, then by beam.
+  # Keys are ordered by position, then by beam.
   bias = position_bias(
     config, decoder["position_embeddings"], max_tokens, bidirectional=False
   )
@@ -164,12 +165,12 @@ def generate(
     is_end = token == config.end_id
 
     def extended(rows: Int[Array, "n k"]) -> Int[Array, "n k t"]:
-      """Returns the beams' tokens with those that were found."""
+      """Returns the beams' tokens with the new ones."""
       own = _choose(state.token_ids, _choose(parent, rows))
       new = _choose(token, rows)[..., None]
       return jnp.where(here == state.length, new, own)
 
-    # Ends count if they are among the best, others while there is room.
+    # End tokens count only if they are among the best `num_beams`.
     length = state.length + 1
     score = jnp.where(is_end, found / penalty(length), -jnp.inf)
     first = jnp.broadcast_to(beams[None], (count, num_beams))
@@ -202,7 +203,7 @@ def generate(
     return (state.length < max_tokens) & ~state.is_done.all()
 
   empty = jnp.full((count, num_beams, max_tokens), PAD_ID, jnp.int32)
-  # The beams are equal at first, so that only one of them counts.
+  # All beams are equal at first, so only one of them counts.
   scores = jnp.where(beams == 0, 0.0, -1e9)
   scores = jnp.broadcast_to(scores[None], (count, num_beams))
   nothing = Texts(empty, jnp.full_like(scores, -jnp.inf))
@@ -224,12 +225,12 @@ def generate(
 
 
 def _choose(x: Array, rows: Int[Array, "n k"]) -> Array:
-  """Returns some rows of each decoder's array."""
+  """Selects rows of each decoder's array."""
   return jax.vmap(lambda own, index: own[index])(x, rows)
 
 
 def _best(one: Texts, other: Texts, number: int) -> Texts:
-  """Returns the best of both."""
+  """Returns the best texts of both."""
   scores = jnp.concatenate([one.scores, other.scores], axis=1)
   token_ids = jnp.concatenate([one.token_ids, other.token_ids], axis=1)
   scores, rows = lax.top_k(scores, number)

@@ -1,10 +1,10 @@
 """Dropout whose masks are hashes of the elements' positions.
 
-An element's random number is a hash of the step's key, its token (which
-sequence, which position in it) and its column. So it costs a few integer
-operations inside the loop that multiplies anyway, nothing is kept for the
-backward pass, which computes it again, and the masks do not depend on how
-sequences are laid out in rows or over devices.
+An element's random number is a hash of the step's key, its token (the sequence
+and the position in it) and its column. It costs a few integer operations in the
+loop that multiplies. Nothing is stored for the backward pass, which computes it
+again, and the masks do not depend on the layout of sequences in rows or over
+devices.
 """
 
 import functools
@@ -18,10 +18,10 @@ _GOLDEN_RATIO = 0x9E3779B9
 
 
 def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
-  """Returns a bijection of 32 bits, each of which flips half of the result.
+  """Mixes 32 bits by a bijection in which each bit flips half of the result.
 
-  The multipliers are those of C. Wellons's search for the least bias,
-  "Prospecting for hash functions" (2018).
+  The multipliers are from C. Wellons's search for the least bias, "Prospecting
+  for hash functions" (2018).
   """
   bits ^= bits >> 16
   bits *= jnp.uint32(0x7FEB352D)
@@ -39,9 +39,9 @@ def drop(
 ) -> Float[Array, "..."]:
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
-  `rows` are hashes of the elements' tokens, and `columns` their numbers in
-  these; both broadcast against `x`. The backward pass computes the mask again,
-  so that none is kept.
+  `rows` are hashes of the elements' tokens, and `columns` are indices within
+  tokens; both broadcast against `x`. The backward pass computes the mask again,
+  instead of storing it.
   """
   if rate == 0.0:
     return x
@@ -61,12 +61,12 @@ drop.defvjp(
 
 
 def is_dropping(module: nn.Module, rate: float) -> bool:
-  """Returns whether a module drops: where `apply` is given a `dropout` key."""
+  """Returns whether a module drops, which it does if `apply` has a key."""
   return rate > 0.0 and module.has_rng("dropout")
 
 
 class Dropout(nn.Module):
-  """`drop` with a probability of `rate`, where there is a key for it."""
+  """Applies `drop` with probability `rate`, if there is a `dropout` key."""
 
   rate: float
 

@@ -1,8 +1,8 @@
-"""A reader that writes its answer: a T5 over the candidates of a query.
+"""A generative reader: a T5 over the candidates of a query.
 
 Fusion-in-Decoder (Izacard and Grave 2021, arXiv 2007.01282) encodes each
 candidate with the query, and its decoder attends to all of them at once.
-Otherwise each candidate has a decoder of its own, as in RAG (Lewis et al. 2020,
+Otherwise each candidate has its own decoder, as in RAG (Lewis et al. 2020,
 arXiv 2005.11401).
 """
 
@@ -34,12 +34,12 @@ from realm_jax.settings import PositiveInt
 
 
 class TextInputs(NamedTuple):
-  """What the reader reads and writes, ordered by query, then candidate.
+  """Inputs and targets of the reader, ordered by query, then candidate.
 
   Attributes:
-    tokens: Prompt and passage of each candidate, with their end, or the layout
-      of all in bins.
-    targets: Text to write for each query, with its end, padded.
+    tokens: Prompt and passage of each candidate, with the end token, or their
+      layout in bins.
+    targets: Target text of each query, with the end token, padded.
   """
 
   tokens: TokenSequences | Sequences
@@ -50,9 +50,8 @@ class Likelihoods(NamedTuple):
   """log p of the target's tokens, 0 at padding.
 
   Attributes:
-    fused: log p(y_j|x, all candidates, y_<j); None of a reader that reads each
-      candidate by itself.
-    single: log p(y_j|z, x, y_<j) of each candidate z; None if not asked for.
+    fused: log p(y_j|x, all candidates, y_<j); None for a reader without fusion.
+    single: log p(y_j|z, x, y_<j) of each candidate z; None if not requested.
     is_best: Whether each token is the most likely one, given all candidates or
       the first.
   """
@@ -63,21 +62,22 @@ class Likelihoods(NamedTuple):
 
 
 class GenerativeReader(nn.Module):
-  """A T5 that reads a query beside its candidates, and writes a text.
+  """A T5 that reads a query with its candidates, and writes a text.
 
   Attributes:
     t5: Sizes of the T5.
-    view: View of the corpus that it reads (`build_corpus --view`); None is the
-      corpus's own wordpieces.
-    fusion: Whether a decoder attends to all candidates at once, `decoder`, or
-      to one of them, `marginal`.
-    prompt: What it reads of the query. The null block is the prompt alone.
-    passage: What follows of a block.
-    target: What it writes. A sentinel before `{answer}` is as in Atlas.
-    input_length: Tokens of prompt, passage and end, at most.
-    target_length: Tokens of what is written, with its end, at most.
-    num_beams: Number of beams of an answer's search; 1 is greedy.
-    length_penalty: Exponent of an answer's length that divides its score.
+    view: View of the corpus that the reader reads (`build_corpus --view`); None
+      is the corpus's own wordpieces.
+    fusion: Whether a decoder attends to all candidates at once (`decoder`) or
+      to one of them (`marginal`).
+    prompt: Template of the query; for the null block, it is the whole input.
+    passage: Template of a block, after the prompt.
+    target: Template of the target; Atlas has a sentinel before `{answer}`.
+    input_length: Maximum number of tokens of prompt, passage and end.
+    target_length: Maximum number of tokens of a target, including its end.
+    num_beams: Number of beams in the search for an answer; 1 is greedy.
+    length_penalty: Exponent of an answer's length, by which its score is
+      divided.
   """
 
   t5: T5Config
@@ -101,17 +101,17 @@ class GenerativeReader(nn.Module):
 
   @property
   def dropout_rate(self) -> float:
-    """Share of what is dropped in training."""
+    """Dropout rate in training."""
     return self.t5.dropout_rate
 
   @property
   def end_id(self) -> int:
-    """Token after the last one of a text."""
+    """Id of the end token."""
     return self.t5.end_id
 
   @property
   def vocab_size(self) -> int | None:
-    """Number of token ids; None until it is made for a vocabulary."""
+    """Number of token ids; None before `for_vocabulary`."""
     return self.t5.vocab_size
 
   def likelihoods(self, inputs: TextInputs, *, single: bool) -> Likelihoods:
@@ -119,8 +119,8 @@ class GenerativeReader(nn.Module):
 
     Args:
       inputs: Inputs, laid out.
-      single: Whether each candidate's own likelihood is wanted. A reader that
-        reads one by one has it anyway.
+      single: Whether to compute likelihoods for single candidates. A reader
+        without fusion always does.
     """
     assert isinstance(inputs.tokens, Sequences)
     targets = jnp.asarray(inputs.targets)
@@ -144,9 +144,9 @@ class GenerativeReader(nn.Module):
   def cross_attention(
     self, params: Params, inputs: TextInputs
   ) -> CrossAttention:
-    """Returns how much a fused decoder attends to each candidate, [b k].
+    """Returns the attention of a fused decoder to each candidate, [b k].
 
-    It has no dropout.
+    Computed without dropout.
     """
     assert isinstance(inputs.tokens, Sequences)
     model, variables = T5(self.t5), {"params": params["model"]}
@@ -165,11 +165,11 @@ class GenerativeReader(nn.Module):
   ) -> tuple[Texts, Float[Array, "b m k"]]:
     """Writes the best texts about queries, from their candidates.
 
-    Without fusion, each candidate's text is written by itself.
+    Without fusion, a text is written for each candidate separately.
 
     Returns:
-      The texts: `num_beams` of each query, the best first, or the best of each
-      candidate. And log p(y|z, x) of each text and candidate.
+      The texts: `num_beams` for each query, the best first, or the best one for
+      each candidate. And log p(y|z, x) of each text and candidate.
     """
     batch, num_candidates, _ = token_ids.shape
     memory = self._memory(params, token_ids)
@@ -194,7 +194,7 @@ class GenerativeReader(nn.Module):
   ) -> tuple[Float[Array, "b m"] | None, Float[Array, "b m k"]]:
     """Returns log p(y|x, all candidates), and log p(y|z, x), of given texts.
 
-    Without fusion, the first is None.
+    Without fusion, the first result is None.
     """
     num_candidates = token_ids.shape[1]
     memory = self._memory(params, token_ids)
@@ -208,7 +208,7 @@ class GenerativeReader(nn.Module):
   def _memory(
     self, params: Params, token_ids: Int[AnyArray, "b k l"]
   ) -> Memory:
-    """Encodes padded candidates, each for a decoder of its own."""
+    """Encodes padded candidates, each for its own decoder."""
     rows = jnp.asarray(token_ids).reshape(-1, token_ids.shape[-1])
     memory = T5(self.t5).apply(
       {"params": params["model"]}, padded(rows), method="encode_memory"
@@ -252,14 +252,15 @@ class GenerativeReader(nn.Module):
     separator_id: int,
     views: Mapping[str, int] = MappingProxyType({}),
   ) -> "GenerativeReader":
-    """Returns this reader for the view of a corpus that it reads.
+    """Returns this reader for its view of a corpus.
 
     Raises:
-      RealmError: The corpus has no such view, or the model too few embeddings.
+      RealmError: The corpus has no such view, or the model has too few
+        embeddings.
     """
     t5 = self.t5
     if self.view is None:
-      # The corpus's own wordpieces, whose texts end with [SEP].
+      # Texts in the corpus's own wordpieces end with [SEP].
       t5 = dataclasses.replace(t5, end_id=separator_id)
     elif self.view in views:
       vocab_size = views[self.view]
@@ -271,13 +272,13 @@ class GenerativeReader(nn.Module):
         "--output_dir=CORPUS_DIR`"
       )
     else:
-      # The corpus is not at hand, as in `precompile`.
+      # There is no corpus, as in `precompile`.
       return self
     return self.clone(t5=t5.for_vocabulary(vocab_size))
 
 
 def _fused(memory: Memory, number: int) -> Memory:
-  """Returns memories that each have `number` of those that follow another."""
+  """Joins each `number` consecutive memories to one."""
   size = memory.hidden.shape[-1]
   decoders = len(memory.hidden) // number
   return Memory(

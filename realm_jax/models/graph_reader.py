@@ -1,9 +1,9 @@
-"""A reader of passages that are connected (GraphReader, Min et al. 2019b).
+"""A reader of connected passages (GraphReader, Min et al. 2019b).
 
-Passages are the nodes of a graph (arXiv 1911.03868). Some layers add to the
-vector of each passage what its neighbours and their relations to it say. The
-fused vector then scores the passage, and is added to its tokens before their
-spans are scored.
+Passages are the nodes of a graph (arXiv 1911.03868). Graph layers add messages
+from neighbors, which depend on the relation, to the vector of each passage. The
+resulting vector scores the passage, and is added to its tokens before spans are
+scored.
 """
 
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from realm_jax.settings import PositiveInt
 
 
 class GraphInputs(NamedTuple):
-  """Queries with their passages, and how these are connected.
+  """Queries with their passages, and the edges between passages.
 
   Attributes:
-    joint: What a `BertReader` reads.
-    edges: Kind of the edge from passage i to passage j; 0 if there is none.
+    joint: Inputs of a `BertReader`.
+    edges: Kind of the edge from passage i to passage j; 0 for no edge.
   """
 
   joint: JointInputs
@@ -32,9 +32,9 @@ class GraphInputs(NamedTuple):
 
 
 class GraphReader(BertReader):
-  """A `BertReader` whose passages exchange what they say, along their edges.
+  """A `BertReader` whose passages exchange messages along edges.
 
-  A layer computes, for passage i with neighbours j,
+  A layer computes, for passage i with neighbors j,
 
       m_i = mean_j ReLU(W_own v_i + W_other v_j + r_ij)
       v_i ← LayerNorm(v_i + W_out m_i)
@@ -43,9 +43,8 @@ class GraphReader(BertReader):
   the encoder's output at [CLS].
 
   Attributes:
-    graph_layers: Number of these layers.
-    num_edge_kinds: Number of kinds of edges that it tells apart; those beyond
-      count as the last one.
+    graph_layers: Number of graph layers.
+    num_edge_kinds: Number of kinds of edges; further kinds count as the last.
   """
 
   graph_layers: PositiveInt = 2
@@ -61,7 +60,7 @@ class GraphReader(BertReader):
 
     self.own, self.other, self.out = map(made, ("own", "other", "out"))
     self.norms = [layer_norm(self.bert, f"norm_{n}") for n in layers]
-    # Of each kind of edge: of its start, of its end.
+    # For each kind of edge, a vector for either direction.
     init = nn.initializers.normal(self.bert.init_stddev)
     self.relations = self.param(
       "relations",
@@ -109,7 +108,7 @@ class GraphReader(BertReader):
     candidates: Int[AnyArray, "b k l"],
     mask_positions: Int[AnyArray, "b m"] | None = None,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
-    """Runs all heads on padded inputs, so that `init` makes all parameters."""
+    """Runs all heads on padded inputs, so `init` creates all parameters."""
     count = candidates.shape[1]
     edges = jnp.zeros((len(query), count, count), jnp.int32)
     self.fused(jnp.zeros((len(query), count, self.bert.hidden_size)), edges)

@@ -1,7 +1,7 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685): low-rank adapters of linear layers.
 
-A component whose BERT or T5 has a `LoraConfig` trains its adapters, and what
-this names. Nothing else of it has a gradient, or a state of the optimizer.
+A component whose BERT or T5 has a `LoraConfig` trains only its adapters and
+`modules_to_save`. Other parameters have no gradient and no optimizer state.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ _ADAPTERS = ("lora_a", "lora_b")
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """Adapters of a component, in PEFT's words.
+  """Adapters of a component, with PEFT's names.
 
   Attributes:
-    rank: Rank of what an adapter adds to a kernel.
-    alpha: Factor of what it adds, times the rank.
-    target_modules: Names of the linear layers that have one.
+    rank: Rank of the matrix that an adapter adds to a kernel.
+    alpha: Scale of the added matrix, times the rank.
+    target_modules: Names of the linear layers with adapters.
     modules_to_save: Names of modules that are trained as a whole, such as a
-      `projection` or a `classifier` with random values.
+      `projection` or a `classifier` with random initial values.
   """
 
   rank: Annotated[PositiveInt, Named("LORA_RANK")] = 16
@@ -49,14 +49,14 @@ class LoraConfig:
 
 
 class LoraDense(nn.Dense):
-  """A linear layer: W x + b + (alpha / rank) B A x, if it has an adapter.
+  """A linear layer, with an adapter: W x + b + (alpha / rank) B A x.
 
-  `lora_a` [in, rank] begins with PEFT's values, uniform within 1 / √in, and
-  `lora_b` [rank, out] with 0, which changes nothing.
+  `lora_a` [in, rank] starts with PEFT's values, uniform within 1 / √in, and
+  `lora_b` [rank, out] with 0, which leaves the layer unchanged.
 
   Attributes:
     axes: Logical axes of the kernel.
-    lora: Which layers of the component have adapters.
+    lora: Adapters of the component, if any.
   """
 
   axes: tuple[str, str] = ("embed", "embed_out")
@@ -87,17 +87,18 @@ class LoraDense(nn.Dense):
 def split(
   components: Mapping[str, Any], params: Params
 ) -> tuple[Params, Params]:
-  """Returns the parameters that are trained and the fixed ones, by component.
+  """Returns the trained and the fixed parameters, by component.
 
-  Without LoRA all of a component are trained.
+  Without LoRA, all parameters of a component are trained.
 
   Raises:
-    RealmError: LoRA names a layer or a module that a component does not have.
+    RealmError: LoRA is configured for a layer that a component does not have,
+      or for a module that no component has.
   """
   trained: Params = {}
   fixed: Params = {}
-  # One configuration may be that of several components, of which one alone has
-  # what is saved as a whole.
+  # Several components may share a configuration, and only one of them may have
+  # the modules to save.
   everywhere = {
     name for path in traverse_util.flatten_dict(params) for name in path[1:]
   }
@@ -126,7 +127,7 @@ def split(
 
 
 def joined(params: Any, others: Any) -> Any:
-  """Returns a tree, with the leaves of another where it has none."""
+  """Returns a tree, with missing leaves from another tree."""
   if not isinstance(params, dict):
     return params
   own = {name: joined(x, others.get(name, {})) for name, x in params.items()}
@@ -134,9 +135,9 @@ def joined(params: Any, others: Any) -> Any:
 
 
 def to_restore(params: Params, stored: Params) -> Params:
-  """Returns what to take over from a component that is stored.
+  """Returns the parameters to restore from a stored component.
 
-  These are all parameters, but adapters only if it has any.
+  These are all parameters, but adapters only if the stored component has any.
   """
   if any(path[-1] in _ADAPTERS for path in traverse_util.flatten_dict(stored)):
     return params

@@ -1,15 +1,16 @@
-"""Matrix products of float32 arrays, in bfloat16 where CPUs are fast at it.
+"""Matrix products of float32 arrays, in bfloat16 on CPUs with fast support.
 
-TPUs multiply float32 arrays in bfloat16 and sum the products in float32. CPUs
-with AMX or AVX-512 for bfloat16 do the same here, and everything between the
+TPUs multiply float32 arrays in bfloat16 and sum the products in float32. Here,
+CPUs with AMX or AVX-512 for bfloat16 do the same, and everything between the
 products stays in float32. `jax.default_matmul_precision("float32")`, or the
-environment variable JAX_DEFAULT_MATMUL_PRECISION, asks for products in float32.
-Other CPUs always compute those, and GPUs and TPUs do what jax does.
+environment variable JAX_DEFAULT_MATMUL_PRECISION, selects products in float32.
+Other CPUs always use float32, and GPUs and TPUs use jax's default.
 
-On CPUs XLA multiplies bfloat16 only if the result is float32, the operands are
-row-major, and the last dimension of the left operand is contracted. It computes
-other products in float32, six times as slowly. So `matmul_tn` writes a
-transpose, and layout constraints keep XLA from folding it into the product.
+On CPUs, XLA multiplies in bfloat16 only if the result is float32, the operands
+are row-major, and the last dimension of the left operand is contracted. Other
+products are computed in float32, six times as slowly. So `matmul_tn`
+materializes a transpose, and layout constraints keep XLA from folding it into
+the product.
 """
 
 from typing import Any
@@ -25,14 +26,14 @@ from realm_jax.models.platforms import multiplies_bfloat16, platform
 
 
 def as_operand(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-  """Returns what products read of an array: it may be in bfloat16."""
+  """Returns an array as an operand of products, possibly in bfloat16."""
   return x.astype(jnp.bfloat16) if multiplies_bfloat16() else x
 
 
 def matmul(
   left: Float[Array, "*b m k"], right: Float[Array, "*b k n"]
 ) -> Float[Array, "*b m n"]:
-  """Returns left · right, in float32 if it was multiplied in bfloat16."""
+  """Returns left · right; products in bfloat16 have a float32 result."""
   return _product(left, right, left.ndim - 1, right.ndim - 2)
 
 
@@ -41,14 +42,14 @@ def matmul_nt(
   right: Float[Array, "*b n k"],
   dtype: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "*b m n"]:
-  """Returns left · rightᵀ, as `matmul` does or in a type of one's own."""
+  """Returns left · rightᵀ, like `matmul` or with another result type."""
   return _product(left, right, left.ndim - 1, right.ndim - 1, dtype)
 
 
 def matmul_tn(
   left: Float[Array, "*b k m"], right: Float[Array, "*b k n"]
 ) -> Float[Array, "*b m n"]:
-  """Returns leftᵀ · right, as `matmul` does."""
+  """Returns leftᵀ · right, like `matmul`."""
   if not multiplies_bfloat16():
     return _product(left, right, left.ndim - 2, right.ndim - 2)
   left, right = as_operand(left), as_operand(right)
@@ -83,7 +84,7 @@ def _product(
 ) -> Float[Array, "..."]:
   batch = tuple(range(left.ndim - 2))
   dimensions = (((left_axis,), (right_axis,)), (batch, batch))
-  # Where one row is multiplied, float32 is read once and faster: 1 ms for 19.
+  # For a single row, float32 is read only once, and faster: 1 ms instead of 19.
   is_vector = left.shape[-2] == 1 and right.dtype == jnp.float32
   if is_vector or not multiplies_bfloat16():
     left = left.astype(right.dtype)
@@ -109,9 +110,9 @@ def dot_general(
   dimensions: tuple[Any, Any],
   precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "*b f"]:
-  """Multiplies by a matrix, as `flax.linen.Dense` asks for it.
+  """Multiplies by a matrix, as the `dot_general` of `flax.linen.Dense`.
 
-  With a precision of its own, the product is jax's.
+  With an explicit precision, jax's product is used.
   """
   if precision is not None or not multiplies_bfloat16():
     return lax.dot_general(x, kernel, dimensions, precision=precision)

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663), for towers and readers.
 
-Gin files import this module and bind `modernbert.ModernBertConfig`, which
-stands wherever a `BertConfig` does.
+Gin files import this module and bind `modernbert.ModernBertConfig`, which can
+replace any `BertConfig`.
 """
 
 import dataclasses
@@ -38,16 +38,17 @@ from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
 class ModernBertConfig(BertConfig):
   """Sizes and numerical choices of one ModernBERT encoder.
 
-  By default they are those of ModernBERT-base. Layers are normalized before
-  attention and before the gated feed-forward layer, and have no biases;
-  positions are rotary; there are no token types.
+  The defaults are for ModernBERT-base. LayerNorm precedes attention and the
+  gated feed-forward layer. There are no biases and no token types, and
+  positions are rotary.
 
   Attributes:
-    global_every: Distance of the layers in which tokens attend to all of their
-      sequence. The first is one of them.
+    global_every: Distance between layers with global attention, beginning with
+      the first layer.
     local_window: Number of tokens, half of them on either side, to which tokens
       attend in the other layers.
-    global_theta, local_theta: Base of the rotary wavelengths in either kind.
+    global_theta, local_theta: Bases of the rotary wavelengths in global and
+      local layers.
   """
 
   num_layers: PositiveInt = 22
@@ -80,8 +81,8 @@ class ModernBertConfig(BertConfig):
 class _Layer(nn.Module):
   """Attention and a gated feed-forward layer, each after a LayerNorm.
 
-  Hidden states come flat, as in `BertLayer`. Of the first layer, whose input is
-  normalized already, attention has no LayerNorm of its own.
+  Hidden states are flat, as in `BertLayer`. Attention in the first layer, whose
+  input is already normalized, has no LayerNorm.
   """
 
   config: ModernBertConfig
@@ -139,7 +140,7 @@ def rotated(
 ) -> Float[Array, "n d"]:
   """Returns queries or keys, heads side by side, with rotary positions.
 
-  As in Su et al. 2021 (arXiv 2104.09864), with the halves of a head as the two
+  As in Su et al. 2021 (arXiv 2104.09864); the halves of a head are the two
   coordinates that are rotated.
   """
   half = head_size // 2
@@ -161,7 +162,7 @@ class ModernBertEncoder(nn.Module):
 
   def setup(self) -> None:
     config = self.config
-    # Raises an error where there is no vocabulary.
+    # Raises an error if there is no vocabulary yet.
     _ = config.separator
     init = nn.with_logical_partitioning(config.weights_init, ("vocab", "embed"))
     shape = config.vocab_size, config.hidden_size
@@ -180,7 +181,7 @@ class ModernBertEncoder(nn.Module):
     typed: bool = True,
     first_only: bool = False,
   ) -> Float[Array, "r t d"]:
-    """Returns the hidden states, as `BertEncoder` does; it has no types.
+    """Returns the hidden states, like `BertEncoder`, but without token types.
 
     Raises:
       RealmError: The rows are longer than `max_positions`.

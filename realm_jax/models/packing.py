@@ -1,7 +1,7 @@
 """Packing of sequences into bins, inside a compiled program.
 
-The number of bins is fixed, so a plan may need more bins than there are; then
-the caller takes more.
+The number of bins is static, so a plan may need more bins than there are; the
+caller then uses a larger number.
 """
 
 import zlib
@@ -19,9 +19,9 @@ from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
 Inputs = TypeVar("Inputs")
 
-# Packing places one sequence of each group after the other, so that groups
-# should be small; in large ones hardly any more space is filled. In too small
-# ones less is.
+# Maximum number of sequences in a group. Packing is sequential within a group,
+# so groups should be small; much smaller groups would pack less tightly, and
+# larger ones hardly any better.
 _MAX_GROUP = 128
 _MIN_GROUP = 32
 
@@ -29,17 +29,18 @@ _MIN_GROUP = 32
 class TokenSequences(NamedTuple):
   """Padded sequences before they are packed, and their ids for dropout.
 
-  Without ids, they are those of the examples: see `with_example_ids`.
+  Without ids, `with_example_ids` derives them from the examples.
   """
 
   token_ids: Int[AnyArray, "n l"]
   dropout_ids: UInt32[AnyArray, " n"] | None = None
 
   def with_example_ids(self, ids: UInt32[Array, " b"]) -> "TokenSequences":
-    """Returns the same with ids, those of k sequences for each example.
+    """Returns the sequences with ids, if they have none.
 
-    The sequences are ordered by example. The masks of a sequence follow from
-    its example and its place there, in whichever part of a batch it is.
+    The sequences are ordered by example, k for each. An id depends on the
+    example's id and the index within the example, so dropout masks are the same
+    in whichever part of a batch the example is.
     """
     if self.dropout_ids is not None:
       return self
@@ -58,7 +59,7 @@ def map_sequences(
   function: Callable[[int, TokenSequences], TokenSequences | Sequences],
   inputs: Inputs,
 ) -> Inputs:
-  """Returns a tree with what a function makes of its numbered sequences."""
+  """Applies a function to the numbered token sequences in a tree."""
   made = iter([function(*one) for one in enumerate(token_sequences(inputs))])
   return jax.tree.map(
     lambda leaf: next(made) if _is_sequences(leaf) else leaf,
@@ -68,7 +69,7 @@ def map_sequences(
 
 
 def padded_inputs(inputs: Inputs) -> Inputs:
-  """Returns a tree in which each sequence has a bin of its own."""
+  """Returns a tree in which each sequence has its own bin."""
   return map_sequences(lambda _, one: sequences.padded(*one), inputs)
 
 
@@ -79,9 +80,9 @@ def _is_sequences(leaf: Any) -> bool:
 def content_ids(
   token_ids: Int[np.ndarray, "*n l"],
 ) -> UInt32[np.ndarray, "*n"]:
-  """Returns dropout ids of sequences that follow from their tokens alone.
+  """Returns dropout ids that are hashes of the sequences' tokens.
 
-  Equal sequences get the same id, and so the same dropout masks.
+  Equal sequences get the same id, and thus the same dropout masks.
   """
   *shape, length = token_ids.shape
   rows = np.ascontiguousarray(token_ids, np.int32).reshape(-1, length)
@@ -90,7 +91,7 @@ def content_ids(
 
 
 def num_groups(num_sequences: int) -> int:
-  """Returns into how many equal groups a device's sequences are divided."""
+  """Returns the number of equal groups of a device's sequences."""
   least = -(-num_sequences // _MAX_GROUP)
   numbers = range(least, num_sequences + 1)
   found = next(number for number in numbers if num_sequences % number == 0)
@@ -103,8 +104,8 @@ class PackingPlan(NamedTuple):
   Attributes:
     lengths: Number of tokens of each sequence.
     starts: Index of its first token in its group's flattened bins.
-    needed_bins: Number of bins that each group needs. Where it is more than
-      there are, this is only a bound from below, above the bins that there are.
+    needed_bins: Number of bins that each group needs. If there are not enough
+      bins, this is a lower bound, which exceeds the number of bins.
   """
 
   lengths: Int[Array, "s m"]
@@ -136,15 +137,14 @@ def plan_bins(
       starts, space, last_turn, used = filled
       index = order[turn]
       length = lengths[index]
-      # The least space that suffices and, of equal ones, the bin that was
-      # filled last.
+      # The smallest sufficient space; among equal ones, the bin filled last.
       preference = space * (size + 1) - last_turn
       fits = (bins < used) & (space >= length)
       is_open = fits.any()
       preference = jnp.where(fits, preference, (bin_length + 1) * (size + 1))
       bin_ = jnp.where(is_open, jnp.argmin(preference), used)
       offset = jnp.where(is_open, bin_length - space[bin_], 0)
-      # A bin beyond the last is dropped.
+      # Bins beyond the last are dropped.
       return (
         starts.at[index].set(bin_ * bin_length + offset),
         space.at[bin_].add(-length, mode="drop"),
@@ -152,8 +152,8 @@ def plan_bins(
         used + jnp.where(is_open, 0, 1),
       )
 
-    # The starts, the tokens that are left in each bin, the turn in which each
-    # was filled last, and the bins that are used, with those beyond the last.
+    # Starts; space left in each bin; turn in which each was filled last; and
+    # number of bins in use, including those beyond the last.
     empty = (
       jnp.zeros(size, jnp.int32),
       jnp.full(num_bins, bin_length, jnp.int32),
@@ -169,9 +169,9 @@ def plan_bins(
 def lay_out(
   plan: PackingPlan, sequences: TokenSequences, *, num_bins: int
 ) -> Sequences:
-  """Returns the sequences, which have ids, in the bins that a plan assigns.
+  """Lays out sequences with ids in the bins that a plan assigns.
 
-  `num_bins` is the number of bins of each group, at least what they need.
+  `num_bins` is the number of bins of each group, at least the needed number.
   """
   assert sequences.dropout_ids is not None
   groups, size = plan.lengths.shape
@@ -185,7 +185,7 @@ def lay_out(
     token_ids: Int[Array, "m l"],
   ) -> tuple[Int[Array, " t"], Int[Array, " t"], Int[Array, " t"]]:
     """Returns the flattened tokens, their sequences and positions."""
-    # An empty sequence starts where another does.
+    # An empty sequence shares its start with another sequence.
     marked = jnp.where(lengths > 0, starts, num_places)
     owner = jnp.zeros(num_places, jnp.int32)
     owner = owner.at[marked].set(jnp.arange(size), mode="drop")

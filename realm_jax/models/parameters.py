@@ -21,8 +21,8 @@ def parameter_shardings(
 ) -> PyTree[NamedSharding]:
   """Returns the shardings of a tree of arrays or abstract arrays.
 
-  Those in flax's `LogicallyPartitioned` boxes have logical axis names; the
-  others are replicated.
+  Arrays in Flax's `LogicallyPartitioned` boxes are sharded by their logical
+  axes; others are replicated.
   """
   return nn.logical_to_mesh_sharding(
     nn.get_partition_spec(boxed), mesh, axis_rules
@@ -34,10 +34,10 @@ def subtree(params: Params, name: str) -> Params:
 
   Args:
     params: Parameters by component.
-    name: Such as `reader` or `retriever/query_tower`.
+    name: Name, such as `reader` or `retriever/query_tower`.
 
   Raises:
-    RealmError: There are none of this name.
+    RealmError: There are no parameters with this name.
   """
   found = params
   for part in name.split("/"):

@@ -1,4 +1,4 @@
-"""A span reader that also tells whether a path has the answer."""
+"""A span reader that also predicts whether a path has the answer."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -9,7 +9,7 @@ from realm_jax.models.reader import BertReader, JointInputs, Spans
 
 
 class PathReader(BertReader):
-  """Reads paths as one block each (Asai et al. 2020, section 3.2).
+  """Reads each path as one block (Asai et al. 2020, section 3.2).
 
   P(answer in path z | x) = sigmoid(w · BERT_[CLS](x, z) + b).
   """
@@ -21,7 +21,7 @@ class PathReader(BertReader):
   def paths_and_spans(
     self, inputs: JointInputs, *, num_starts: int
   ) -> tuple[Float[Array, "b k"], Spans]:
-    """Returns the logits of the paths, and the spans of each by itself."""
+    """Returns the logits of the paths, and the spans of each path."""
     joint = inputs.sequences
     hidden = self.encoder(joint)
     places = jnp.zeros((joint.starts.size, 1), jnp.int32)
@@ -37,7 +37,7 @@ class PathReader(BertReader):
     *,
     num_starts: int,
   ) -> Spans:
-    """Returns the spans of the best path; those of others are none."""
+    """Returns the spans of the best path; spans of others are invalid."""
     del hidden
     scores, spans = self.paths_and_spans(inputs, num_starts=num_starts)
     has_words = spans.is_span.any(axis=(2, 3))

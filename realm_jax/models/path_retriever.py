@@ -1,4 +1,4 @@
-"""A path retriever: a recurrent network chooses passages one after the other.
+"""A path retriever: a recurrent network that chooses a path of passages.
 
 Asai et al. 2020, "Learning to Retrieve Reasoning Paths over Wikipedia Graph for
 Question Answering" (arXiv 1911.10470, section 3.1). A path ends where the
@@ -16,7 +16,7 @@ from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 
-# The component of a run that is one.
+# Name of the component of a run.
 PATH_RETRIEVER = "path_retriever"
 
 
@@ -27,8 +27,8 @@ class PathRetriever(PairEncoder):
       h_1 = g s / |s|,    h_{t+1} = g a / |a|,    a = W [h_t; w_i] + c
       P(i | h_t) = sigmoid(w_i · h_t + b)
 
-  The end is a passage of its own, whose w is learned. A pair is encoded once,
-  in whichever steps it is scored.
+  The end counts as a passage whose w is learned. A pair is encoded only once,
+  even if it is scored in several steps.
   """
 
   def setup(self) -> None:
@@ -58,7 +58,7 @@ class PathRetriever(PairEncoder):
   def next_states(
     self, states: Float[AnyArray, "*b d"], vectors: Float[AnyArray, "*b d"]
   ) -> Float[Array, "*b d"]:
-    """Returns h_{t+1} of h_t and the w of the passages that were chosen."""
+    """Returns h_{t+1} from h_t and the w of the chosen passages."""
     joined = jnp.concatenate([states, vectors], axis=-1)
     return self._scaled(self.recurrence(joined))
 
@@ -74,7 +74,7 @@ class PathRetriever(PairEncoder):
     """Returns the logits of all passages, and of the end, at each step.
 
     Pairs are laid out, `num_passages` for each query. The first `num_hops` of
-    these are what is chosen, one in each step.
+    them are chosen, one in each step.
     """
     vectors = self.first_states(pairs).astype(jnp.float32)
     vectors = vectors.reshape(-1, num_passages, vectors.shape[-1])
@@ -94,7 +94,7 @@ class PathRetriever(PairEncoder):
   def __call__(
     self, query: Int[AnyArray, "b q"], blocks: Int[AnyArray, "b n l"]
   ) -> Float[Array, "b 2 n+1"]:
-    """Returns the logits of a path of the first passage, of padded inputs."""
+    """Returns the logits of a path with the first passage, on padded input."""
     pairs = sequences.padded(self.join(query, blocks).token_ids)
     return self.path_logits(pairs, num_passages=blocks.shape[1], num_hops=1)
 

@@ -1,15 +1,15 @@
-"""What the models choose by platform."""
+"""Choices of the models that depend on the platform."""
 
 import functools
 from pathlib import Path
 
 import jax
 
-# Precisions of jax that leave products to the platform, or ask for bfloat16.
+# Precisions of jax that leave products to the platform, or select bfloat16.
 _ANY_PRECISION = (None, "default", "fastest", "bfloat16")
-# Most layers of an encoder that CPUs run without a loop. A loop copies what
-# the backward pass reads of each layer, which takes a fifth of a step; without
-# one, deep encoders take minutes to compile.
+# Maximum number of layers that CPUs run without a loop. A loop copies each
+# layer's residuals for the backward pass, which takes a fifth of a step;
+# without one, deep encoders take minutes to compile.
 _MOST_UNROLLED = 8
 
 
@@ -32,7 +32,7 @@ def multiplies_bfloat16() -> bool:
   """Returns whether products of float32 arrays are computed by `matmul`.
 
   CPUs multiply bfloat16 four times as fast as float32 with AMX, and nearly
-  twice as fast with AVX-512. TPUs do what is described there by themselves.
+  twice as fast with AVX-512. TPUs use bfloat16 by themselves.
   """
   # pyrefly: ignore [missing-attribute]
   precision = jax.config.jax_default_matmul_precision
@@ -41,6 +41,6 @@ def multiplies_bfloat16() -> bool:
 
 
 def num_unrolled(num_layers: int) -> int:
-  """Returns how many of a loop's layers are compiled one after the other."""
+  """Returns the number of a loop's layers to unroll."""
   is_short = num_layers <= _MOST_UNROLLED
   return num_layers if platform() == "cpu" and is_short else 1

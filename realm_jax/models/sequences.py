@@ -1,13 +1,11 @@
-"""Token sequences: what towers and reader read, one or several in a bin.
+"""Token sequences: inputs of towers and readers, one or several in a bin.
 
-Where every bin holds one sequence, shorter ones are padded, and the encoder
-computes on the padding as if it were text. Packed, a bin holds as many
-sequences as fit, each of which attends only to itself, and hardly any padding
-is left.
+With one sequence in a bin, shorter sequences are padded, and the encoder also
+computes on the padding. Packed, a bin has as many sequences as fit, each of
+which attends only to itself, and hardly any padding is left.
 
-Queries are `[CLS] x [SEP]`, and blocks `[CLS] title [SEP] body [SEP]`. Inputs
-are made of numpy's arrays and jax's alike: on the host where they are then
-packed, inside a compiled program where they stay padded.
+Queries are `[CLS] x [SEP]`, and blocks `[CLS] title [SEP] body [SEP]`. The
+functions accept arrays of NumPy, on the host, and of jax, in compiled programs.
 """
 
 from collections.abc import Sequence
@@ -20,22 +18,22 @@ from realm_jax.models import AnyArray
 
 PAD_ID = 0
 NO_SEQUENCE = -1
-# Odd and large, so that a small difference of two sequences' ids is never
-# the product of this factor and a small difference of two positions.
+# Odd and large, so that tokens of sequences with similar ids never get the same
+# key at different positions.
 _POSITION_FACTOR = 0x9E3779B1
 
 
 class Sequences(NamedTuple):
   """n = s · m sequences in r bins, in s equal groups (one for each device).
 
-  The arrays are numpy's while they are on the host. A group's sequences lie
-  in the group's own bins, so that no gather crosses devices.
+  On the host, arrays are NumPy's. A group's sequences are in the group's own
+  bins, so that no gather crosses devices.
 
   Attributes:
-    sequence: Number of a token's sequence in its group, or −1 for padding.
+    sequence: Index of a token's sequence in its group, or −1 for padding.
     position: Position of a token in its sequence, from 0.
     starts: Index of each sequence's first token in its group's flattened bins.
-    dropout_ids: Id of each sequence, from which dropout makes its masks.
+    dropout_ids: Id of each sequence; its dropout masks depend on it.
   """
 
   token_ids: Int[AnyArray, "r l"]
@@ -46,7 +44,7 @@ class Sequences(NamedTuple):
 
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:
-    """A number for each token that does not depend on the bins' layout."""
+    """A key for each token that does not depend on the layout in bins."""
     groups, size = self.dropout_ids.shape
     sequence = self.sequence.reshape(groups, -1)
     ids = jnp.take_along_axis(
@@ -58,15 +56,14 @@ class Sequences(NamedTuple):
 def dropout_keys(
   ids: UInt32[AnyArray, "*#s"], position: Int[AnyArray, "*#s"]
 ) -> UInt32[Array, "*s"]:
-  """Returns numbers of tokens, from sequences' ids and tokens' positions."""
+  """Returns keys of tokens, from sequences' ids and tokens' positions."""
   return ids + position.astype(jnp.uint32) * jnp.uint32(_POSITION_FACTOR)
 
 
 class PaddedSequences(Sequences):
-  """Sequences of which each has a bin of its own, in the order of the bins.
+  """Sequences that each have their own bin, in the order of the bins.
 
-  The type tells a tower, when it is traced, to compute in its last layer only
-  what the pooling reads.
+  With this type, a tower computes only the pooled tokens in its last layer.
   """
 
   __slots__ = ()
@@ -76,10 +73,10 @@ def padded(
   token_ids: Int[AnyArray, "*b l"],
   dropout_ids: UInt32[AnyArray, " n"] | None = None,
 ) -> PaddedSequences:
-  """Returns one sequence a bin.
+  """Returns sequences with one bin each.
 
-  With the `dropout_ids` of the sequences, all are of one group; otherwise each
-  is a group of its own, and its id is the number of its bin.
+  With `dropout_ids`, all sequences form one group. Otherwise each is its own
+  group, and its id is the index of its bin.
   """
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)
@@ -156,7 +153,7 @@ def mean(
 
 
 class JointInput(NamedTuple):
-  """Query and body as one sequence, and where the body lies in it."""
+  """Query and body as one sequence, and the position of the body."""
 
   token_ids: Int[AnyArray, "b k j"]
   body_start: Int[AnyArray, "b k"]
@@ -172,9 +169,9 @@ def join(
 ) -> JointInput:
   """Returns `[CLS] x [SEP] body [SEP]` of each query with each candidate.
 
-  The reader reads the block's **body** only. One that does not fit in
-  `joint_length` loses its end, and [SEP] follows what is left, both as in
-  Google's released code. `body_length` leaves out the last [SEP].
+  The reader reads only the block's **body**. A body that does not fit in
+  `joint_length` is truncated, and [SEP] follows, both as in Google's released
+  code. `body_length` does not count the last [SEP].
   """
   xp = query.__array_namespace__()
   batch, num_candidates, block_length = candidates.shape
@@ -216,12 +213,12 @@ def pairs(
 ) -> Int[AnyArray, "b k j"]:
   """Returns `[CLS] x [SEP] title body [SEP]` of each query with each block.
 
-  A block that does not fit in `joint_length` loses its end.
+  A block that does not fit in `joint_length` is truncated.
   """
   count, length = blocks.shape[1:]
   flat = blocks.reshape(-1, length)
   whole = without_title_separator(flat, separator_id)
-  # What follows the first [SEP] is read: all but [CLS], which it replaces.
+  # `join` drops everything up to the first [SEP], so it replaces [CLS] here.
   xp = whole.__array_namespace__()
   is_first = xp.arange(length)[None, :] == 0
   whole = xp.where(is_first, separator_id, whole)
@@ -236,10 +233,10 @@ def pairs(
 def joined_blocks(
   blocks: Int[AnyArray, "*b h l"], *, separator_id: int
 ) -> Int[AnyArray, "*b h*l"]:
-  """Returns `[CLS] title [SEP] body title body … [SEP]` of blocks in a row.
+  """Joins blocks to `[CLS] title [SEP] body title body … [SEP]`.
 
-  The blocks are padded, `[CLS] title [SEP] body [SEP]`. The null block adds
-  nothing after another.
+  The blocks are padded, `[CLS] title [SEP] body [SEP]`. A null block after
+  another block adds nothing.
   """
   xp = blocks.__array_namespace__()
   *shape, hops, length = blocks.shape
@@ -247,7 +244,7 @@ def joined_blocks(
   column = xp.arange(length)[None, None, :]
   separator = xp.argmax(flat == separator_id, axis=-1)[..., None]
   end = xp.sum(flat != PAD_ID, axis=-1)[..., None] - 1
-  # [CLS] and the [SEP] after the title remain of the first block alone.
+  # Only the first block keeps [CLS] and the [SEP] after its title.
   is_special = (column == 0) | (column == separator)
   is_first = xp.arange(hops)[None, :, None] == 0
   is_kept = ((column < end) & (is_first | ~is_special)).reshape(len(flat), -1)

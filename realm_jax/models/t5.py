@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020): encoder and decoder of readers that write.
+"""T5 (Raffel et al. 2020): encoder and decoder for readers that write.
 
 A decoder reads one encoded sequence, or several at once as in Fusion-in-Decoder
 (Izacard and Grave 2021). Gin files import this module and bind `t5.T5Config`.
@@ -44,19 +44,20 @@ _ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
   "relu": jax.nn.relu,
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
-# Score added where a token is not attended to.
+# Score added to masked keys.
 MASKED = -1e9
-# More positions than a sequence has, to number keys by head for dropout.
+# Bound on the length of a sequence, to number keys by head for dropout.
 _MAX_POSITIONS = 1 << 16
-# Score of a neighbour, above that of an equal token, √d, and share of normal
-# values that is kept, where values are "mimetic".
+# For "mimetic" values: score of a neighbor, above √d, which is the score of an
+# equal token; and share of normal values that is kept as noise.
 _NEIGHBOUR_SCORE, _MIMETIC_NOISE = 12.0, 0.1
-# Embeddings have a multiple of it as their number of rows.
+# The number of rows of embeddings is a multiple of this.
 _VOCAB_MULTIPLE = 128
-# Collection of `CrossAttention`, which a layer fills where it is mutable.
+# Collection of `CrossAttention`, which layers fill if it is mutable.
 _CROSS_ATTENTION = "cross_attention"
 
-# By heads: several shapes in one call, so that only heads are checked.
+# Keys and values by head. Only the number of heads is checked, because shapes
+# differ within a call.
 KeysAndValues = tuple[Float[Array, "_ h _ e"], Float[Array, "_ h _ e"]]
 
 
@@ -69,28 +70,27 @@ class T5Config:
 
   Attributes:
     vocab_size: Number of embeddings, at least the size of the vocabulary. None
-      takes this size, rounded up: see `for_vocabulary`.
+      is this size, rounded up (see `for_vocabulary`).
     hidden_size: Size of the hidden states (d_model).
-    num_layers: Number of the encoder's layers.
-    num_decoder_layers: Number of the decoder's layers; None takes `num_layers`.
-    num_heads: Number of attention's heads.
+    num_layers: Number of encoder layers.
+    num_decoder_layers: Number of decoder layers; None takes `num_layers`.
+    num_heads: Number of attention heads.
     head_size: Size of a head (d_kv).
     intermediate_size: Size of the feed-forward layers (d_ff).
-    num_buckets: Number of classes of distances between two tokens.
-    max_distance: Distance from which on all are of one class.
+    num_buckets: Number of buckets of relative positions.
+    max_distance: Distance from which on all positions share a bucket.
     norm_eps: Epsilon of RMSNorm.
-    dropout_rate: Share of hidden states and of attention's weights to drop.
+    dropout_rate: Dropout rate of hidden states and attention weights.
     activation: Activation of the feed-forward layers.
-    gated: Whether a second linear layer multiplies what is activated.
+    gated: Whether a second linear layer gates the activation.
     tied_head: Whether the embeddings, scaled by 1 / √d, are the output layer.
     start_id, end_id: Id before the first token, and id after the last one.
-    initialization: Initial values: "t5", normal ones, or "mimetic" ones for
-      small models that no T5 weights exist for: see `mimetic`.
+    initialization: Initial values: "t5" (normal), or "mimetic" (see `mimetic`)
+      for small models without published weights.
     dtype: Type of activations and matrix products; parameters stay float32.
       `matmul` says how float32 arrays are multiplied.
-    remat_policy: What the backward pass does not compute again, as in
-      `BertConfig`.
-    lora: Adapters of its linear layers, which are then trained in its place.
+    remat_policy: Rematerialization policy, as in `BertConfig`.
+    lora: LoRA adapters of the linear layers, which are trained in their place.
   """
 
   vocab_size: PositiveInt | None = None
@@ -126,7 +126,7 @@ class T5Config:
 
   @property
   def decoder_layers(self) -> int:
-    """Number of the decoder's layers."""
+    """Number of decoder layers."""
     return self.num_decoder_layers or self.num_layers
 
   def for_vocabulary(self, vocab_size: int) -> "T5Config":
@@ -148,13 +148,13 @@ class T5Config:
 
 
 class View(NamedTuple):
-  """Which keys the queries of each row attend to.
+  """Attention mask and bias of the queries of each row.
 
   Attributes:
-    mask: Score added where a query does not attend to a key, or 0.
-    tokens: Number of each query, for dropout.
+    mask: Score added to masked keys, and 0 for others.
+    tokens: Id of each query token, for dropout.
     positions: Position of each key, for dropout.
-    bias: Score that depends on the distance between both.
+    bias: Score for the distance between query and key.
   """
 
   mask: Float[Array, "#r 1 #q l"]
@@ -164,12 +164,12 @@ class View(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """The encoded tokens that each of n decoders attends to, padded.
+  """Encoded tokens to which each of n decoders attends, padded.
 
   Attributes:
-    hidden: Hidden states of the encoder, of one or several sequences.
-    is_token: Whether they are no padding.
-    dropout_ids: Id of each decoder's text, from which dropout makes its masks.
+    hidden: Hidden states of the encoder, for one or several sequences.
+    is_token: Whether a state is a token's, and not padding.
+    dropout_ids: Id of each decoder's text; its dropout masks depend on it.
   """
 
   hidden: Float[Array, "n s d"]
@@ -183,14 +183,14 @@ class Memory(NamedTuple):
 
 
 class CrossAttention(NamedTuple):
-  """How much decoders attend to each of their k sequences.
+  """Attention of decoders to each of their k sequences.
 
   Attributes:
-    first_score: Mean of the scores before the softmax for the first token, over
-      a sequence's tokens, layers and heads: what FiD-KD distils.
-    weighted_norm: Sum, over a sequence's tokens, of attention times the norm of
-      the values, the mean over layers, heads and the target's tokens: Atlas'
-      attention distillation, which divides it by a constant.
+    first_score: Scores before the softmax for the first token, averaged over a
+      sequence's tokens, layers and heads, as in FiD-KD.
+    weighted_norm: Attention times the norm of the values, summed over a
+      sequence's tokens and averaged over layers, heads and the target's tokens.
+      Atlas' attention distillation also divides it by a constant.
   """
 
   first_score: Float[Array, "n k"]
@@ -266,7 +266,7 @@ class T5Attention(nn.Module):
     config = self.config
     size, axes = config.num_heads * config.head_size, ("embed", "heads")
     stddev = config.hidden_size**-0.5
-    # The initial queries have the scale that others give to the scores.
+    # The initial queries include the scale that other models apply to scores.
     scaled = stddev * config.head_size**-0.5
     self.query = _dense(config, size, axes, scaled)
     self.key, self.value = (_dense(config, size, axes, stddev) for _ in "kv")
@@ -281,13 +281,13 @@ class T5Attention(nn.Module):
     return attention.by_heads(x, rows=rows, head_size=self.config.head_size)
 
   def keys_and_values(self, x: Float[Array, "m d"], rows: int) -> KeysAndValues:
-    """Returns the keys and the values of tokens in so many rows, by heads."""
+    """Returns the keys and values of tokens in `rows` rows, by head."""
     return self._project(self.key, x, rows), self._project(self.value, x, rows)
 
   def __call__(
     self, x: Float[Array, "m d"], others: KeysAndValues, view: View
   ) -> Float[Array, "m d"]:
-    """Returns what each token takes over from the `others`."""
+    """Returns the attention output of each token over the `others`."""
     config = self.config
     drops = is_dropping(self, config.dropout_rate)
     tokens = hash_tokens(self, view.tokens) if drops else view.tokens
@@ -312,10 +312,10 @@ class T5Attention(nn.Module):
 
 
 class T5Layer(nn.Module):
-  """Attention and feed-forward, normalised before each.
+  """Attention and feed-forward, each after a normalization (pre-norm).
 
-  Hidden states come flat, as in `BertLayer`. The layer of a decoder attends to
-  encoded tokens, too.
+  Hidden states are flat, as in `BertLayer`. A decoder layer also attends to
+  encoded tokens.
   """
 
   config: T5Config
@@ -334,7 +334,7 @@ class T5Layer(nn.Module):
     if config.gated:
       self.gate = _dense(config, inner, ("embed", "mlp"), size**-0.5)
     self.down = _dense(config, size, ("mlp", "embed"), inner**-0.5)
-    # Each call has masks of its own.
+    # Each call has its own masks.
     self.dropout = Dropout(config.dropout_rate)
 
   def read(self, memory: Memory) -> KeysAndValues:
@@ -355,10 +355,10 @@ class T5Layer(nn.Module):
 
     Args:
       hidden: Hidden states of the layer before.
-      view: Which tokens attend to which.
-      memory, memory_view: What `read` returns, in a decoder.
-      past: Keys and values of earlier tokens, and the place of these among
-        them.
+      view: Mask and bias of self-attention.
+      memory, memory_view: Keys and values from `read`, and their mask, in a
+        decoder.
+      past: Keys and values of earlier tokens, and the index of the new ones.
     """
     tokens = view.tokens.reshape(-1)
     x = self.attention_norm(hidden)
@@ -391,7 +391,7 @@ class T5Layer(nn.Module):
     return added(hidden, self.down(self.dropout(inner, tokens))), own
 
   def _inner(self, layer: nn.Dense, x: Float[Array, "m d"]) -> jax.Array:
-    # The largest arrays that are kept, so they are in the type of operands.
+    # The largest arrays kept for the backward pass, so in the operands' type.
     inner = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
     axes = ("activation_batch", "activation_mlp")
     return nn.with_logical_constraint(inner, axes).astype(x.dtype)
@@ -432,7 +432,7 @@ class T5Stack(nn.Module):
     memory: Memory | None = None,
     memory_view: View | None = None,
   ) -> Float[Array, "r l d"]:
-    """Returns normalised hidden states; adds the bias to the `view`."""
+    """Returns normalized hidden states; adds the bias to the `view`."""
     config, shape = self.config, hidden.shape
     bias = position_bias(
       config,
@@ -460,10 +460,10 @@ class T5Stack(nn.Module):
 
 
 class T5(nn.Module):
-  """T5: `encode` sequences, and `decode` what is written about them.
+  """T5: `encode` reads sequences, and `decode` scores texts about them.
 
-  As in all modules here, dropout is on where `apply` is given a `dropout` key.
-  Sequences end with `end_id`, which the caller adds.
+  As in all modules here, dropout is on if `apply` gets a `dropout` key. The
+  caller ends sequences with `end_id`.
   """
 
   config: T5Config
@@ -479,7 +479,7 @@ class T5(nn.Module):
       _normal(1.0, ("vocab", "embed")),
       (config.vocab_size, config.hidden_size),
     )
-    # Gathered here, as in `BertEncoder`.
+    # Gathered along columns, as in `BertEncoder`.
     axes = ("vocab", "activation_embed")
     self.word_embeddings = nn.with_logical_constraint(embeddings, axes)
     self.encoder = T5Stack(config, is_decoder=False)
@@ -493,8 +493,8 @@ class T5(nn.Module):
     own = sequences.sequence
     mask = jnp.where(own[:, :, None] == own[:, None, :], 0.0, MASKED)[:, None]
     position = jnp.asarray(sequences.position)
-    # A sequence's tokens lie side by side in a bin, so that their distances are
-    # those of their places.
+    # A sequence's tokens are consecutive in a bin, so distances in the bin are
+    # distances in the sequence.
     view = View(mask, sequences.dropout_keys, position)
     hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
     return self.encoder(hidden, view)
@@ -502,8 +502,8 @@ class T5(nn.Module):
   def encode_memory(self, sequences: Sequences, *, fused: int = 1) -> Memory:
     """Encodes sequences for decoders that each attend to `fused` of them.
 
-    With 1, each sequence has a decoder of its own. Fusion-in-Decoder fuses all
-    candidates of a query, which come one after the other.
+    With 1, each sequence has its own decoder. Fusion-in-Decoder fuses all
+    candidates of a query, which are consecutive.
     """
     hidden, is_token = unpacked(sequences, self.encode(sequences))
     size = hidden.shape[-1]
@@ -561,16 +561,16 @@ class T5(nn.Module):
 
 
 def mimetic(config: T5Config, params: Params) -> Params:
-  """Returns initial values with which a small model soon learns to copy.
+  """Returns initial values from which a small model quickly learns to copy.
 
   All projections of attention are near the identity (Trockman and Kolter 2023,
-  arXiv 2305.09828). The first head attends to the token before, and an
-  encoder's second head to the token after, so that a sentinel can find the
-  words that have its neighbours elsewhere.
+  arXiv 2305.09828). The first head attends to the previous token, and an
+  encoder's second head to the next token, so that a sentinel can find words
+  with the same neighbors elsewhere.
 
   Args:
     config: Sizes of the model; its heads are as wide as its hidden states.
-    params: Normal initial values, in Flax's boxes, which become the noise.
+    params: Normal initial values, in Flax's boxes, used as noise.
   """
   same = np.tile(np.eye(config.hidden_size, dtype=np.float32), config.num_heads)
   means = {
@@ -612,9 +612,9 @@ def cross_attention(
   *,
   fused: int,
 ) -> CrossAttention:
-  """Returns how much decoders attend to each of `fused` sequences.
+  """Returns the attention of decoders to each of `fused` sequences.
 
-  It runs the decoder without dropout. A loss that takes this for a target stops
+  Runs the decoder without dropout. A loss that uses this as a target must stop
   its gradient.
   """
   _, found = model.apply(

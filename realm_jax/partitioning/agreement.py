@@ -1,7 +1,7 @@
-"""Agreements: decisions that all processes of a run take alike.
+"""Agreements: decisions that are the same in all processes of a run.
 
-They go through the key-value store of jax's coordination service, from host to
-host, and not through a collective on the devices.
+They use the key-value store of jax's coordination service, between hosts, and
+no collectives on the devices.
 """
 
 import collections
@@ -28,29 +28,29 @@ T = TypeVar("T")
 # A value that JSON can hold.
 Fact = Any
 
-# How long one call waits for a key before it is asked whether a process failed.
+# Time that a call waits for a key before checking whether a process has failed.
 _POLL_SECONDS = 1.0
 _TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
-# How many agreements of each name this process has opened.
+# Numbers of agreements that this process has opened, by name.
 _opened: collections.Counter[str] = collections.Counter()
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
-# Directories may be mounted elsewhere on each host, and flax adds the others.
+# Directories may differ between hosts; Flax adds the other fields.
 _MAY_DIFFER = frozenset(
   {"corpus_dir", "pretraining_corpus_dir", "question_files", "parent", "name"}
 )
 
 
 class Agreement:
-  """Decisions that all processes of a run take together, one after another.
+  """A sequence of decisions that all processes of a run make together.
 
-  Process 0 decides, of what every process knows, and the others read its
-  decision. All processes must open their agreements, and ask for the same
-  decisions, in the same order, each from one thread. With one process a
-  decision is a call.
+  Process 0 decides, from the facts of all processes, and the others read its
+  decision. All processes must open the same agreements, and make the same
+  decisions, in the same order, each from one thread. With a single process, a
+  decision is just a function call.
 
   Args:
-    name: Name of this sequence of decisions; another thread needs another.
-    while_waiting: Function that is called about once a second meanwhile.
+    name: Name of the sequence; each thread needs its own.
+    while_waiting: Function that is called about once a second during waits.
   """
 
   def __init__(
@@ -69,13 +69,13 @@ class Agreement:
   def exchange(
     self, what: str, fact: Fact, rule: Callable[[Sequence[Fact]], Fact]
   ) -> Fact:
-    """Returns what process 0 decides by `rule`, from the facts of all.
+    """Returns the decision of process 0, `rule` of the facts of all processes.
 
-    Facts and decisions are values that JSON can hold, of a megabyte at most.
-    `what` names the decision, so that processes that have lost step are found.
+    Facts and decisions are JSON values of at most a megabyte. `what` is the
+    name of the decision, to detect processes that are out of step.
 
     Raises:
-      ProcessesError: A process has failed, or asks for another decision.
+      ProcessesError: A process has failed, or makes another decision.
     """
     if self.count == 1:
       return rule([fact])
@@ -92,15 +92,15 @@ class Agreement:
       raise ProcessesError(f"the processes are out of step: {sorted(names)}")
     decision = json.dumps(rule([entry["fact"] for entry in entries]))
     self._store.key_value_set(f"{folder}/decision", decision)
-    # Whoever asks for this decision has read the one before.
+    # Processes that make this decision have read the previous one.
     if number:
       self._store.key_value_delete(f"{self._prefix}/{number - 1}")
     return json.loads(decision)
 
   def on_process_0(self, what: str, compute: Callable[[], T]) -> T:
-    """Returns what process 0 computes, a value that JSON can hold, on all.
+    """Returns, on all processes, a JSON value that process 0 computes.
 
-    Where it raises a `RealmError`, all processes raise it.
+    If it raises a `RealmError`, all processes raise it.
     """
     if self.count == 1:
       return compute()
@@ -108,9 +108,9 @@ class Agreement:
     return _value(self.exchange(what, own, lambda facts: facts[0]))
 
   def on_all_processes(self, what: str, compute: Callable[[], T]) -> T:
-    """Returns what this process computes, if all processes succeed.
+    """Returns the value that this process computes, if all processes succeed.
 
-    Where one raises a `RealmError`, all raise it.
+    If one raises a `RealmError`, all raise it.
     """
     if self.count == 1:
       return compute()
@@ -143,12 +143,12 @@ class Agreement:
   def stop_event(self, own: threading.Event) -> "StopEvent":
     """Returns an event that is set in all processes once it is set in one.
 
-    `own` is that of this process, which SIGTERM sets.
+    `own` is this process's event, which SIGTERM sets.
     """
     return StopEvent(own, f"{self._prefix}/stop")
 
   def _wait_for(self, key: str) -> str:
-    """Waits for a key's value, for as long as no process has failed."""
+    """Waits for a key's value, unless a process fails."""
     while True:
       try:
         timeout = int(1e3 * _POLL_SECONDS)
@@ -191,7 +191,7 @@ class StopEvent(threading.Event):
     self._own.set()
 
   def wait(self, timeout: float | None = None) -> bool:
-    """Waits for this process's event, and then looks at the others' events."""
+    """Waits for this process's event, and then checks the others' events."""
     self._own.wait(timeout)
     return self.is_set()
 
@@ -211,7 +211,7 @@ def commit() -> str:
 
 
 def _outcome(compute: Callable[[], Fact]) -> dict[str, Fact]:
-  """Returns what a function returns or, of a `RealmError`, what rebuilds it."""
+  """Returns a function's result or its `RealmError`, as a JSON value."""
   try:
     return {"value": compute()}
   except ProcessesError:

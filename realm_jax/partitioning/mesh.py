@@ -1,7 +1,7 @@
 """The device mesh: batches over `data` and `fsdp`, widths over `model`.
 
-Parameters and the optimizer's state are divided over `fsdp` and `model`, and
-the vectors of an exact index over all three axes.
+Parameters and optimizer state are sharded over `fsdp` and `model`, and the
+vectors of an exact index over all three axes.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ FSDP_AXIS = "fsdp"
 MODEL_AXIS = "model"
 # Inner axes communicate more, so `model` comes last.
 MESH_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
-# The axes that divide the rows of a batch into groups.
+# Axes over which the rows of a batch are sharded, in groups.
 BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 
 
@@ -32,10 +32,10 @@ def make_mesh(
 
   On TPUs the axes follow the topology, and only `data` crosses slices.
   Elsewhere the devices keep the order of `jax.devices()`, process by process,
-  so that a `model` axis that fits into a host lies within it.
+  so that a `model` axis stays within a host if it fits.
 
   Raises:
-    ValueError: The sizes do not divide the number of devices, or of those in
+    ValueError: The sizes do not divide the number of devices, or of devices in
       a slice.
   """
   devices = jax.devices() if devices is None else devices
@@ -55,7 +55,7 @@ def make_mesh(
   if devices[0].platform != "tpu":
     arranged = np.asarray(devices).reshape(sizes)
   elif slices == 1:
-    # An axis takes part of a physical axis only where it must.
+    # Splits physical axes only if necessary.
     arranged = mesh_utils.create_device_mesh(
       sizes, devices, allow_split_physical_axes=True
     )

@@ -1,4 +1,4 @@
-"""The processes of a run: how they start together, and how one leaves."""
+"""Starts the processes of a run together, and ends one on failure."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ from jax._src import distributed
 
 from realm_jax.errors import ExitCode, RealmError
 
-# What the keys of this package begin with, in jax's key-value store.
+# Prefix of this package's keys in jax's key-value store.
 PREFIX = "realm_jax"
-# The key of the last process that has failed: its number and its exit code.
+# Key of the last failed process: its number and exit code.
 _FAILED = f"{PREFIX}/failed"
-# How long process 0, which serves the store, stays after it has failed, so that
-# the others can read why.
+# Time that process 0, which serves the store, stays after it has failed, so
+# that the others can read the reason.
 _FAREWELL_SECONDS = 3.0
-# How much later than us jax would give up waiting for other processes.
+# Margin by which jax's timeout for other processes is longer than ours.
 _MARGIN_SECONDS = 60
 _NO_CLUSTER = "coordinator_address should be defined"
 
@@ -32,8 +32,7 @@ class LostProcessError(ProcessesError):
   """Another process of the run has failed, or does not answer.
 
   Attributes:
-    exit_code: Code of the process that has failed, so that all processes end
-      with the code of the cause.
+    exit_code: Code of the failed process, so that all processes end with it.
   """
 
   def __init__(self, message: str, exit_code: int = ExitCode.LOST_PROCESS):
@@ -51,19 +50,19 @@ def initialize(
 ) -> None:
   """Starts `jax.distributed`, unless this process is alone.
 
-  With none of the first three arguments, jax asks the cluster that it detects
-  (TPU slices, Slurm, Open MPI, Kubernetes); without one, there is one process
-  and nothing is started. Call it before jax looks for its devices.
+  With none of the first three arguments, jax uses the cluster that it detects
+  (TPU slices, Slurm, Open MPI, Kubernetes); without a cluster, there is one
+  process and nothing is started. Call this before jax looks for its devices.
 
-  A process that has waited in vain for the others ends with a line. If one is
-  taken for dead, all others are stopped.
+  A process that has waited in vain for the others ends with an error of one
+  line. If a process is considered dead, all others are stopped.
 
   Args:
     coordinator_address: HOST:PORT of process 0.
     num_processes: Number of processes that run this command together.
     process_id: Number of this process, from 0.
-    heartbeat_timeout_seconds: Seconds without a sign of life after which a
-      process is taken for dead.
+    heartbeat_timeout_seconds: Seconds without a heartbeat after which a process
+      is considered dead.
     initialization_timeout_seconds: Seconds to wait until all processes have
       started.
 
@@ -78,8 +77,8 @@ def initialize(
     )
   if num_processes == 1:
     return
-  # Its handler of SIGTERM and ours would displace each other. What SIGTERM
-  # asks for goes through the decisions of the loop.
+  # Its SIGTERM handler would conflict with ours, which goes through the
+  # decisions of the loop.
   jax.config.update("jax_enable_preemption_service", False)
 
   def end_without_the_others() -> None:
@@ -93,7 +92,7 @@ def initialize(
     )
     os._exit(ExitCode.LOST_PROCESS)
 
-  # jax would abort with the stack of its threads.
+  # Fires before jax's own timeout, which aborts with stack traces.
   deadline = threading.Timer(
     initialization_timeout_seconds, end_without_the_others
   )
@@ -121,8 +120,8 @@ def is_alone() -> bool:
 def leave(code: int) -> None:
   """Ends this process if it is one of several, without waiting for the others.
 
-  jax would wait for them at the end of a process. Where this one has failed,
-  they are told, and do not wait for it either.
+  jax would wait for them when the process ends. If this process has failed, it
+  tells the others, so that they do not wait for it either.
   """
   if is_alone():
     return
@@ -144,7 +143,7 @@ def require_no_failure() -> None:
   """Checks that no other process has failed, without waiting for any.
 
   Raises:
-    LostProcessError: One has.
+    LostProcessError: Another process has failed.
   """
   failed = None if is_alone() else stored(_FAILED)
   if failed is None:
@@ -159,7 +158,7 @@ def require_no_failure() -> None:
 
 
 def stored(key: str) -> str | None:
-  """Returns what the store has for a key now; None if there is nothing."""
+  """Returns the current value of a key in the store, or None."""
   try:
     return store().key_value_try_get(key)
   except RuntimeError:
@@ -167,9 +166,9 @@ def stored(key: str) -> str | None:
 
 
 def store() -> Any:
-  """Returns the client of jax's key-value store; None if none was started.
+  """Returns the client of jax's key-value store; None if it was not started.
 
-  jax has no public interface to the store, which belongs to its coordination
-  service: this is the one file that reaches for it. The client has no types.
+  The store belongs to jax's coordination service and has no public interface;
+  only this file accesses it. The client has no types.
   """
   return distributed.global_state.client

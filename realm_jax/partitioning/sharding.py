@@ -1,4 +1,4 @@
-"""How arrays are divided over the mesh: by logical axes, batches by rows."""
+"""Sharding of arrays over the mesh: by logical axes, and of batches by rows."""
 
 import functools
 import math
@@ -21,12 +21,12 @@ from realm_jax.partitioning.mesh import (
 
 T = TypeVar("T")
 
-# The settings that size the axes of the mesh.
+# Settings for the sizes of the mesh's axes.
 _SETTINGS = {FSDP_AXIS: "FSDP", MODEL_AXIS: "MODEL_PARALLELISM"}
 
-# A logical axis, and the mesh axis or axes that divide it. Of several rules for
-# one axis, the first counts whose mesh axes no other axis of the array has
-# taken.
+# A logical axis, and the mesh axis or axes over which it is sharded. If an axis
+# has several rules, the first one counts whose mesh axes are not used by
+# another axis of the array.
 AxisRule = tuple[str, str | tuple[str, ...] | None]
 AxisRules = tuple[AxisRule, ...]
 
@@ -47,8 +47,8 @@ LOGICAL_AXIS_RULES: AxisRules = (
   # Vectors of the hidden size: biases, and the parameters of LayerNorm. They
   # are too small to be worth an all-gather.
   ("norm", None),
-  # Activations. Where a matrix is divided over `fsdp`, they are not divided
-  # along the same dimension, so the compiler gathers the matrix.
+  # Activations. A matrix may be sharded over `fsdp` along a dimension that they
+  # are not, so that the compiler gathers the matrix.
   ("activation_batch", BATCH_AXES),
   ("activation_length", None),
   ("activation_embed", None),
@@ -64,8 +64,8 @@ def with_defaults(
   """Returns the rules of a run: its own, which come before the defaults.
 
   Raises:
-    ValueError: A rule names a logical axis or a mesh axis that does not exist,
-      or a mesh axis twice.
+    ValueError: A rule has an unknown logical axis or mesh axis, or a mesh axis
+      twice.
   """
   known = [axis for axis, _ in LOGICAL_AXIS_RULES]
   rules: list[AxisRule] = []
@@ -83,7 +83,7 @@ def with_defaults(
 
 
 def mesh_axes_of(part: str | Sequence[str] | None) -> tuple[str, ...]:
-  """Returns the mesh axes that divide a dimension, from a rule or a spec."""
+  """Returns the mesh axes of a dimension, from a rule or a partition spec."""
   if part is None:
     return ()
   return (part,) if isinstance(part, str) else tuple(part)
@@ -95,12 +95,13 @@ def require_divisible(
   axes: Sequence[str | None],
   placed: NamedSharding,
 ) -> None:
-  """Checks that devices can share the dimensions of an array evenly.
+  """Checks that the mesh divides the dimensions of an array evenly.
 
-  `what` names the array, and `axes` are the logical ones of its dimensions.
+  `what` describes the array, and `axes` are its logical axes.
 
   Raises:
-    ValueError: They cannot. The message names the settings to change.
+    ValueError: A dimension is not divisible. The message has the settings to
+      change.
   """
   for size, axis, part in zip(shape, axes, placed.spec, strict=False):
     mesh_axes = mesh_axes_of(part)
@@ -114,9 +115,9 @@ def require_divisible(
       )
 
 
-# `functools.partial`, but equal arguments, which must be hashable, give the
-# same function. What `jax.jit` compiles of it is then found again by the next
-# run, evaluation or version of the corpus that has an equal module.
+# `functools.partial`, but equal arguments, which must be hashable, return the
+# same function. So the next run, evaluation or corpus version with an equal
+# module reuses the programs that `jax.jit` has compiled.
 shared_partial = functools.lru_cache(maxsize=64)(functools.partial)
 
 
@@ -124,11 +125,11 @@ shared_partial = functools.lru_cache(maxsize=64)(functools.partial)
 def under(
   axis_rules: AxisRules, function: Callable[..., T], *first: Any, **bound: Any
 ) -> Callable[..., T]:
-  """Returns a function whose logical axis names these rules map to the mesh.
+  """Returns a function that runs under these rules for logical axes.
 
-  `jax.jit` finds programs by their function and by the mesh in effect, and
-  knows nothing of rules: other rules make another function. So do other
-  arguments that are bound, as of `shared_partial`.
+  `jax.jit` caches programs by function and current mesh, but not by rules, so
+  other rules return another function. So do other bound arguments, as in
+  `shared_partial`.
   """
 
   @functools.wraps(function)
@@ -144,8 +145,8 @@ def jit_on_mesh(
 ) -> Callable[..., T]:
   """Returns a compiled function whose axes follow `LOGICAL_AXIS_RULES`.
 
-  Equal `first` arguments of it, which must be hashable, share what this process
-  has compiled. The `options` are those of `jax.jit`.
+  Equal `first` arguments, which must be hashable, share compiled programs.
+  `options` are options of `jax.jit`.
   """
   program = jax.jit(under(LOGICAL_AXIS_RULES, function, *first), **options)
 
@@ -157,17 +158,17 @@ def jit_on_mesh(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of a batch's arrays, which divides their rows."""
+  """Returns the sharding of a batch's arrays, by rows."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array that every device has in full."""
+  """Returns the sharding of a replicated array."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def abstract_replicated(tree: T, mesh: Mesh) -> T:
-  """Returns abstract arrays like a tree's, which every device has in full."""
+  """Returns abstract replicated arrays like a tree's."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
     tree,
@@ -175,10 +176,10 @@ def abstract_replicated(tree: T, mesh: Mesh) -> T:
 
 
 def replicate(tree: T, mesh: Mesh) -> T:
-  """Returns global arrays, from a tree that every process has in full.
+  """Returns global replicated arrays, from a tree that every process has.
 
-  Unlike `jax.device_put` it does not communicate, so that any thread may call
-  it, at a moment of its own.
+  Unlike `jax.device_put`, this does not communicate, so any thread may call it
+  at any time.
   """
   return jax.tree.map(
     lambda x: jax.make_array_from_process_local_data(
@@ -191,8 +192,8 @@ def replicate(tree: T, mesh: Mesh) -> T:
 def to_devices(batch: T, mesh: Mesh) -> T:
   """Returns global arrays, from a tree of this process's rows on the host.
 
-  The rows of each group stand together, in the order of `RowGroups.local`. It
-  does not communicate, either.
+  The rows of each group are consecutive, in the order of `RowGroups.local`.
+  This does not communicate.
   """
   return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
@@ -210,11 +211,11 @@ def local_rows(
 
 
 class RowGroups(NamedTuple):
-  """The groups of equal size into which the rows of a global batch are divided.
+  """The equal groups into which the rows of a global batch are divided.
 
   Attributes:
-    local: Groups whose rows the devices of this process hold, in rising order.
-      Where the model axis spans processes, several hold the same ones.
+    local: Groups on the devices of this process, in rising order. If the model
+      axis spans processes, several of them have the same groups.
   """
 
   count: int
@@ -223,10 +224,10 @@ class RowGroups(NamedTuple):
   def local_rows(
     self, num_rows: int, *, parts: int = 1
   ) -> Int[np.ndarray, " local"]:
-    """Returns the numbers of this process's rows, in rising order.
+    """Returns the indices of this process's rows, in rising order.
 
     Raises:
-      ValueError: The groups, each in so many `parts`, cannot share the rows
+      ValueError: The groups, each split into `parts`, do not divide the rows
         evenly.
     """
     groups = self.count * parts
@@ -243,7 +244,7 @@ class RowGroups(NamedTuple):
 
 @functools.lru_cache
 def row_groups(mesh: Mesh) -> RowGroups:
-  """Returns the groups of rows that the mesh's devices hold."""
+  """Returns the groups of rows on the mesh's devices."""
   count = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   indices = batch_sharding(mesh).addressable_devices_indices_map((count,))
   own = {index[0].indices(count)[0] for index in indices.values() if index}

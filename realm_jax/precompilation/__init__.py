@@ -1,1 +1,1 @@
-"""What a run needs of a TPU slice that need not exist."""
+"""Resources that a run needs on a TPU slice, computed without the slice."""

@@ -1,4 +1,4 @@
-"""The programs that a recipe would run on a slice, and what they need.
+"""Compiles the programs of a recipe for a slice, and reports their costs.
 
 They are traced with abstract arrays and compiled by libtpu, without a device.
 """
@@ -31,7 +31,7 @@ from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.state import create_state
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
-# BERT's vocabulary, where the recipe says no other.
+# BERT's vocabulary, the default for recipes without one.
 _VOCAB_SIZE, _SEPARATOR_ID = 30_522, 102
 # Length of a block in the published corpus, which a builder reads from its own.
 _BLOCK_LENGTH = 288
@@ -49,19 +49,20 @@ _COLUMNS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """What one run of a program costs each chip, by the compiler.
+  """Costs of running a program once, on each chip, from the compiler.
 
   Attributes:
-    kind: What the program is for: one of the kinds above.
-    name: Shapes that it is compiled for.
+    kind: Purpose of the program, one of the kinds above.
+    name: Shapes for which it is compiled.
     fits: Whether the memory of a chip suffices.
-    output_bytes: Bytes of the results that do not take an argument's place.
-    temporary_bytes: Bytes of the temporaries; where they do not fit, what the
-      compiler said last.
+    output_bytes: Bytes of the results that do not reuse an argument's memory.
+    temporary_bytes: Bytes of the temporaries; if they do not fit, the number in
+      the compiler's last error.
     flops: Floating-point operations of matrix products, a chip's share; None
       if the program does not fit.
     accessed_bytes: Bytes that XLA's cost analysis counts as read and written,
-      in whichever memory, the body of a loop once; None likewise.
+      in any memory, and once for the body of a loop; None if the program does
+      not fit.
     least_seconds: Lower bound of the time: a roofline at the chip's peak rates.
   """
 
@@ -85,7 +86,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What a recipe costs on a slice, and settings that would make it fit."""
+  """Costs of a recipe on a slice, and settings that would make it fit."""
 
   topology: Topology
   costs: Sequence[Cost]
@@ -93,7 +94,7 @@ class Report:
 
   @property
   def fits(self) -> bool:
-    """Whether all programs fit, the steps beside an exact index's vectors."""
+    """Whether all programs fit, and steps also next to an exact index."""
     beside = sum(c.argument_bytes for c in self.costs if c.kind == SEARCH)
     steps = [cost.total_bytes for cost in self.costs if cost.kind == STEP]
     return all(cost.fits for cost in self.costs) and all(
@@ -144,8 +145,9 @@ def compile_recipe(
   Args:
     recipe: Configuration of the run or the builder.
     topology: Slice to compile for.
-    num_blocks: Number of blocks that are searched.
-    corpus: Corpus by whose lengths a step packs sequences; None assumes them.
+    num_blocks: Number of blocks to search.
+    corpus: Corpus with the lengths for packing; without one, lengths are
+      assumed.
 
   Raises:
     ValueError: The recipe does not fit the slice's devices.
@@ -153,7 +155,7 @@ def compile_recipe(
   if isinstance(recipe, SnapshotConfig):
     return Report(topology, [_embedding(recipe, topology)])
   costs = list(_of_training(recipe, topology, num_blocks, corpus))
-  # The first mode is the one that trains most, and so needs most memory.
+  # The first mode trains most parameters, and so needs most memory.
   helps = [] if costs[0].fits else advice(recipe, topology)
   return Report(topology, costs, helps)
 
@@ -221,7 +223,7 @@ def _of_training(
 
 
 def _searched(setup: StepSetup) -> SearchedBlocks:
-  """Returns what is searched: a snapshot, or the run's rolling index."""
+  """Returns the searched arrays of a snapshot or a rolling index."""
   config, mesh, retriever = setup.config, setup.mesh, setup.components.retriever
   vectors, query_params = None, {}
   if not config.keeps_rolling_index:
@@ -259,7 +261,7 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
     (rows, _BLOCK_LENGTH), jnp.int32, sharding=sharding.batch_sharding(mesh)
   )
   arguments = abstract_retriever(retriever, mesh), blocks
-  # As `CorpusEmbedder` compiles it, for each length.
+  # Like the programs of `CorpusEmbedder`, one for each length.
   embed = jax.jit(
     sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks, retriever),
     out_shardings=sharding.batch_sharding(mesh),
@@ -271,7 +273,7 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
 
 
 def _vocabulary_of(retriever: Retriever) -> tuple[int, int]:
-  """Returns a vocabulary's size and separator, of the recipe or else BERT's."""
+  """Returns the size and separator of the recipe's vocabulary, or of BERT's."""
   named = getattr(retriever, "bert", retriever)
   return (
     getattr(named, "vocab_size", None) or _VOCAB_SIZE,
@@ -308,7 +310,7 @@ def _cost(
   memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
   assert memory is not None
   assert counted is not None
-  # What XLA does not count is missing, or negative.
+  # Values that XLA does not count are missing, or negative.
   accessed = max(0.0, counted.get("bytes accessed", 0.0))
   flops = product_flops(traced.jaxpr) / len(topology.devices)
   cost = Cost(
@@ -333,8 +335,8 @@ def product_flops(jaxpr: Any) -> float:
   """Returns the operations of a program's matrix products, on all devices.
 
   XLA's cost analysis counts the body of a loop once. This counts the body of a
-  scan, such as that over an encoder's layers, as often as it runs, and of the
-  branches of a condition the one with the most.
+  scan, such as the one over an encoder's layers, for each iteration, and only
+  the most expensive branch of a condition.
   """
   total = 0.0
   for equation in jaxpr.eqns:
@@ -351,17 +353,17 @@ def product_flops(jaxpr: Any) -> float:
     ]
     if equation.primitive.name == "cond":
       inner = [max(inner)]
-    # In a `shard_map`, shapes are those of one device.
+    # In a `shard_map`, shapes are per device.
     devices = given["mesh"].size if "mesh" in given else 1
     total += sum(inner) * given.get("length", 1) * devices
   return total
 
 
 def needed_temporaries(message: str, argument_bytes: int) -> int | None:
-  """Returns the temporaries of a program that does not fit, by libtpu's error.
+  """Parses a program's temporaries from libtpu's error that it does not fit.
 
-  It names either these, or all that the program needs. None if it is another
-  error.
+  The error has either these, or the program's total memory. Returns None for
+  other errors.
   """
   needed = re.search(
     r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)", message
@@ -377,8 +379,8 @@ def needed_temporaries(message: str, argument_bytes: int) -> int | None:
 def advice(config: TrainConfig, topology: Topology) -> list[str]:
   """Returns settings that may make a step fit.
 
-  Only another compilation says what remains. A step's temporaries grow with the
-  batch, and FSDP divides the state.
+  A step's temporaries grow with the batch, and FSDP shards the state. The
+  result is known only after another compilation.
   """
   groups = len(topology.devices) // config.mesh.model_parallelism
   batch, bert = config.data.batch_size, getattr(config.retriever, "bert", None)

@@ -1,4 +1,4 @@
-"""The chips of a TPU slice that need not exist, from libtpu alone."""
+"""The chips of a TPU slice, from libtpu, without the hardware."""
 
 import dataclasses
 import os
@@ -12,11 +12,11 @@ from jax.experimental import topologies
 from realm_jax.errors import RealmError
 from realm_jax.launch.slices import parse_slice
 
-# Where `make env` installs libtpu: beside the packages, because jax would look
-# for TPUs wherever it can import it.
+# Path where `make env` installs libtpu, outside of the packages, because jax
+# would look for TPUs if it could import libtpu.
 LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
-# What libtpu looks for on a TPU machine, and must not miss elsewhere. Without
-# the last one a second process that loads it ends at its lock file.
+# Variables that libtpu expects, as on a TPU machine. Without the last one, a
+# second process that loads libtpu fails at its lock file.
 _ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -32,12 +32,13 @@ class Topology:
   Attributes:
     name: Name, such as `v5e:8x8`.
     devices: One device for each chip.
-    memory_bytes: Memory of a chip that a program may use, as libtpu 0.0.42.1
-      says when one does not fit.
-    peak_flops: Floating-point operations of a chip in a second, in bfloat16
-      products, by Google's pages (docs.cloud.google.com/tpu/docs/v4, v5e,
+    memory_bytes: Memory of a chip that a program may use, from error messages
+      of libtpu 0.0.42.1.
+    peak_flops: Floating-point operations per second of a chip, for bfloat16
+      products, from Google's pages (docs.cloud.google.com/tpu/docs/v4, v5e,
       v5p-training and v6e).
-    memory_bandwidth: Bytes in a second, to and from a chip's memory, likewise.
+    memory_bandwidth: Bytes per second to and from a chip's memory, from the
+      same pages.
   """
 
   name: str
@@ -59,14 +60,14 @@ _LIMITS: Mapping[str, tuple[int, float, float]] = {
 def open_topology(name: str) -> Topology:
   """Returns the devices of a slice, for which programs can be compiled.
 
-  It must be called before jax looks for devices, and keeps jax on CPUs. The
-  name is one that `parse_slice` takes, such as `v5e:8x8`.
+  Call this before jax looks for devices; it keeps jax on CPUs. The name is as
+  for `parse_slice`, such as `v5e:8x8`.
 
   Raises:
     RealmError: There is no such slice, or no libtpu that knows it.
   """
   generation, chips = parse_slice(name)
-  # Names the library to jax, and what the library needs without a TPU.
+  # Sets the library's path for jax, and variables that it needs without a TPU.
   path = Path(os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBRARY)))
   if not path.is_file():
     raise RealmError(
@@ -77,7 +78,7 @@ def open_topology(name: str) -> Topology:
     os.environ.setdefault(variable, value)
   # jax would look for the chips of a TPU machine, where there is a libtpu.
   jax.config.update("jax_platforms", "cpu")
-  # The two cores of a v4 chip are one device only where the chip says so.
+  # This setting makes the two cores of a v4 chip one device.
   settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
   name = f"{generation}:{chips}"
   try:

@@ -1,1 +1,1 @@
-"""A language model behind a URL as the reader: what it says of each text."""
+"""A served language model as the reader: log-likelihoods of texts."""

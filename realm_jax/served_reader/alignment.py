@@ -1,9 +1,9 @@
-"""Which tokens of a text, as a server has cut it, are those of the target.
+"""Finds the target's tokens among a server's tokens of a text.
 
-A server says of each token where it begins (`text_offset`), in characters or in
-bytes, after a beginning-of-text token or a space that it has put in front. Or
-its offsets are of no use, because it decodes each token by itself. Which of
-these holds is found out with a text that has characters of several bytes.
+A server may return the offset of each token (`text_offset`), in characters or
+in bytes, possibly after a beginning-of-text token or a space that it has
+prepended. Or its offsets are useless, because it decodes each token separately.
+A test text with characters of several bytes reveals which of these holds.
 """
 
 import bisect
@@ -11,21 +11,21 @@ import re
 from typing import Literal, NamedTuple
 
 Unit = Literal["characters", "bytes", "tokens"]
-# A token that is a single byte, by its name.
+# Name of a token for a single byte.
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>|bytes:.*")
 # Characters of two and three bytes follow the first words.
 _FIRST, _OTHERS = "One:", " Zürich, 東京 and naïve"
 
 
 class Tokens(NamedTuple):
-  """The tokens of a text, and what the model says of them.
+  """The tokens of a text, with the model's log-probabilities.
 
   Attributes:
     texts: Texts of the tokens, as the server decodes them.
-    log_probs: log p of each, given those before it; None of the first.
-    offsets: Where each begins, if the server says so.
-    num_generated: Number of tokens at the end that are not of the text.
-    num_billed: Number of tokens that the request has cost.
+    log_probs: log p of each token given the ones before; None for the first.
+    offsets: Offset of each token, if the server returns them.
+    num_generated: Number of generated tokens at the end, after the text.
+    num_billed: Number of tokens for which the request is billed.
   """
 
   texts: list[str]
@@ -39,7 +39,7 @@ class Alignment(NamedTuple):
   """How the tokens of a server are matched with a text.
 
   Attributes:
-    unit: What offsets count; `tokens` if the tokens' own texts are compared.
+    unit: Unit of offsets; `tokens` if the tokens' texts are compared instead.
     shift: Offset of the text's first character.
   """
 
@@ -47,9 +47,9 @@ class Alignment(NamedTuple):
   shift: int = 0
 
   def target_of(self, found: Tokens, prompt: str, target: str) -> slice | None:
-    """Returns which tokens are the target's, after a prompt.
+    """Returns the target's tokens, after a prompt.
 
-    It returns None if no token ends where the prompt does.
+    Returns None if no token ends at the end of the prompt.
     """
     if self.unit == "tokens" or found.offsets is None:
       start = num_tokens_of(found.texts, prompt)
@@ -64,14 +64,14 @@ class Alignment(NamedTuple):
 
 
 def test_prompt(tail: str) -> str:
-  """Returns a prompt that ends as those of a template, to find out with."""
+  """Returns a test prompt that ends like the prompts of a template."""
   return _FIRST + _OTHERS + (tail or " two")
 
 
 def alignment_of(found: Tokens, prompt: str) -> Alignment | None:
-  """Returns how a server's tokens are matched, by those of `test_prompt`.
+  """Determines the alignment from a server's tokens of `test_prompt`.
 
-  It returns None if no token ends where the prompt does.
+  Returns None if no token ends at the end of the prompt.
   """
   first = num_tokens_of(found.texts, _FIRST)
   second = num_tokens_of(found.texts, prompt)
@@ -88,11 +88,11 @@ def alignment_of(found: Tokens, prompt: str) -> Alignment | None:
 
 
 def num_tokens_of(tokens: list[str], text: str) -> int | None:
-  """Returns how many tokens make up a text that others follow.
+  """Returns the number of tokens of a text at the beginning of `tokens`.
 
-  The visible characters of ASCII are compared, which every server decodes
-  alike. So the text has to end in one. A token that begins all texts counts.
-  None is returned where no token ends with the text.
+  Compares visible ASCII characters, which every server decodes in the same way,
+  so the text must end in one. A beginning-of-text token counts. Returns None if
+  no token ends at the end of the text.
   """
   wanted = visible(text)
   if not wanted or text[-1] != wanted[-1]:
@@ -105,13 +105,13 @@ def num_tokens_of(tokens: list[str], text: str) -> int | None:
         break
       done += len(own)
       if done == len(wanted):
-        # A token of the next characters begins here, or none that is visible.
+        # The next token has later characters, or no visible ones.
         return number
   return None
 
 
 def visible(text: str) -> str:
-  """Returns the visible characters of ASCII in a text, or in a token."""
+  """Returns the visible ASCII characters in a text or a token."""
   text = _BYTE.sub("", text)
   return "".join(one for one in text if "!" <= one <= "~")
 

@@ -1,4 +1,4 @@
-"""Requests to a served language model, and what to do when they fail.
+"""Requests to a served language model, with retries.
 
 `/v1/completions` gives the log-probabilities of a prompt in two ways: OpenAI's
 `echo` with `logprobs`, and vLLM's `prompt_logprobs`. A server that has neither,
@@ -30,45 +30,45 @@ if TYPE_CHECKING:
   from realm_jax.served_reader.scoring import ServedLanguageModel
 
 T = TypeVar("T")
-# A token is always generated, because some servers take 0 for no limit.
+# One token is always generated, because some servers treat 0 as no limit.
 _BODIES: dict[str, dict[str, Any]] = {
   "prompt_logprobs": {"prompt_logprobs": 1},
   "echo": {"echo": True, "logprobs": 1},
 }
 _NO_KEY, _NOT_THERE = (401, 403), (404, 405)
-# The server is busy, or not there: whatever it was asked.
+# Status codes of a server that is busy or unavailable.
 _AWAY = (408, 425, 429, 502, 503, 504)
 _LONGEST_PAUSE_SECONDS = 30.0
-# Time for the first look at an endpoint.
+# Timeout of the first check of an endpoint.
 _CHECK_SECONDS = 10.0
 _MALFORMED = AttributeError, IndexError, KeyError, TypeError, ValueError
-# Characters of an answer that a message quotes.
+# Number of characters of a response that a message quotes.
 _QUOTED = 200
 
 
 class EndpointError(RealmError):
-  """An endpoint that cannot be a reader, or that refuses the key."""
+  """An endpoint cannot be a reader, or refuses the key."""
 
 
 class RefusedError(Exception):
-  """The endpoint has no log-likelihood of this text."""
+  """The endpoint returns no log-likelihood of this text."""
 
 
 class _AwayError(Exception):
-  """The endpoint is away or busy, whatever it is asked."""
+  """The endpoint is unavailable or busy."""
 
 
 class _FailedError(Exception):
-  """A request failed, maybe because of its text, or took too long."""
+  """A request failed, possibly because of its text, or took too long."""
 
 
 class Score(NamedTuple):
   """Log-likelihood of a target.
 
   Attributes:
-    total: Sum of log p of its tokens.
-    num_tokens: Number of these.
-    num_billed: Number of tokens that the request has cost.
+    total: Sum of log p of the target's tokens.
+    num_tokens: Number of the target's tokens.
+    num_billed: Number of tokens for which the request is billed.
   """
 
   total: float
@@ -78,7 +78,7 @@ class Score(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def opened(model: "ServedLanguageModel") -> AsyncIterator["Endpoint"]:
-  """Opens the connections to a model's endpoint, of which nothing is asked.
+  """Opens a client for a model's endpoint, without sending a request.
 
   Raises:
     EndpointError: The environment has no key.
@@ -120,9 +120,10 @@ class Endpoint:
     self._kind, self._alignment = "", Alignment("tokens")
 
   async def check(self) -> None:
-    """Raises an `EndpointError` if the endpoint is there, and no reader.
+    """Raises an `EndpointError` if an available endpoint cannot be a reader.
 
-    It gives no log-probabilities, refuses the key, or cuts the template.
+    It may return no log-probabilities, refuse the key, or tokenize across the
+    end of the prompt.
     """
     try:
       await asyncio.wait_for(self._look(), _CHECK_SECONDS)
@@ -130,10 +131,10 @@ class Endpoint:
       logging.warning("%s is away: %s", self._client.base_url, error)
 
   async def wait_until_there(self) -> None:
-    """Waits for the endpoint, and finds out how to ask it.
+    """Waits for the endpoint, and finds out which requests it supports.
 
     Raises:
-      RetrievalUnavailableError: The endpoint was away for too long.
+      RetrievalUnavailableError: The endpoint was unavailable for too long.
       EndpointError: As for `check`.
     """
     await self._until_there(self._look, or_fails=True)
@@ -141,12 +142,12 @@ class Endpoint:
   async def score(self, prompt: str, target: str) -> Score:
     """Returns the log-likelihood of a target after a prompt.
 
-    The endpoint has been found to be there before.
+    Call `wait_until_there` before.
 
     Raises:
-      RefusedError: The endpoint does not give it.
-      RetrievalUnavailableError: The endpoint was away for too long.
-      EndpointError: It refuses the key, or is no such endpoint any more.
+      RefusedError: The endpoint returns no log-likelihood for the text.
+      RetrievalUnavailableError: The endpoint was unavailable for too long.
+      EndpointError: The endpoint refuses the key, or is not one any more.
     """
     failure = ""
     for _ in range(self._model.tries):
@@ -155,7 +156,7 @@ class Endpoint:
         found = await self._until_there(self._tokens_of, text, self._kind)
       except _FailedError as error:
         failure = str(error)
-        # The text is to blame only if the endpoint is there.
+        # If the endpoint is available, the text caused the failure.
         await self.wait_until_there()
         continue
       own = self._alignment.target_of(found, prompt, target)
@@ -178,9 +179,9 @@ class Endpoint:
     *arguments: Any,
     or_fails: bool = False,
   ) -> T:
-    """Asks until the endpoint is not away, with growing pauses.
+    """Retries until the endpoint is available, with growing pauses.
 
-    A request that fails counts as a sign that it is away if `or_fails`.
+    With `or_fails`, other failures also count as unavailability.
     """
     kinds = (_AwayError, _FailedError) if or_fails else (_AwayError,)
     seconds = self._model.away_seconds
@@ -201,7 +202,7 @@ class Endpoint:
       ) from error
 
   async def _look(self) -> None:
-    """Finds out what the endpoint has, by a text that every model scores."""
+    """Finds out which requests the endpoint supports, with a test text."""
     async with self._looking:
       reasons = []
       for kind in _BODIES:
@@ -226,7 +227,7 @@ class Endpoint:
     )
 
   async def _tokens_of(self, text: str, kind: str) -> Tokens:
-    """Asks for the tokens of a text."""
+    """Requests the tokens of a text."""
     body = {"model": self._model.reader_model, "prompt": text}
     body |= {"max_tokens": 1, "temperature": 0.0, **_BODIES[kind]}
     async with self._limit:
@@ -286,10 +287,10 @@ def _of_echo(given: Any, text: str) -> Tokens:
 
 def _of_prompt_logprobs(given: Any, text: str) -> Tokens:
   found = given["choices"][0]["prompt_logprobs"]
-  # The token itself comes before likelier ones.
+  # The token itself comes first, before more likely ones.
   own = [next(iter(one.values())) for one in found[1:]]
   texts = [str(one["decoded_token"]) for one in own]
-  # Nothing is said of the first: it has what the others lack.
+  # The first token has no entry: its text is what the others lack.
   whole, others = visible(text), "".join(map(visible, texts))
   first = whole.removesuffix(others) if others else whole
   usage = given.get("usage") or {}

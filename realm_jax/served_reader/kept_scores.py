@@ -1,13 +1,13 @@
-"""Scores that were paid for: a cache of this host, and records of steps.
+"""Saved scores of a served reader: a cache on this host, and records of steps.
 
-The cache, a file of SQLite, has the scores of all texts by model and text: an
-epoch that finds the same blocks again costs nothing. MODEL_DIR has the scores
-of each step and process, and which are missing, written before the step runs:
+The cache, an SQLite file, has the scores by model and text: if another epoch
+retrieves the same blocks, they cost nothing. MODEL_DIR has the scores of each
+step and process, including which are missing, written before the step runs:
 
     served_reader/<step>.<process>.npz
 
-A run that continues takes these, and so repeats its steps bit for bit, although
-a server may answer a little differently the second time. Those before the
+A resumed run uses these records, and so repeats its steps bit for bit, although
+a server may answer slightly differently the second time. Records before the
 oldest checkpoint are removed.
 """
 
@@ -29,12 +29,12 @@ from realm_jax.storage.paths import list_names, read_bytes
 from realm_jax.training.stages.stage import StepOnHost
 
 FOLDER = "served_reader"
-# Old records are looked for after so many steps.
+# Number of steps between removals of old records.
 _PRUNE_EVERY_STEPS = 32
 
 
 class ScoreCache:
-  """Scores by the digest of model and text, in a file of this host."""
+  """Scores by the digest of model and text, in a file on this host."""
 
   def __init__(self, path: Path, database: sqlite3.Connection):
     self._path, self._database = path, database

@@ -1,8 +1,8 @@
 """Embedding of blocks, in batches of similar length.
 
-Batches have one of a few lengths, chosen so that they hold little padding; the
-embedding function compiles once for each. The host reads a few batches ahead of
-those that the devices compute.
+Batches have one of a few lengths, chosen for little padding; the embedding
+function is compiled once for each length. The host reads a few batches ahead of
+the devices.
 """
 
 import collections
@@ -21,12 +21,12 @@ from realm_jax.models.components import Components, Retriever
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 
-# Batches that the devices may have besides the one that the host reads.
+# Number of batches that the devices may have in addition to the host's.
 _BATCHES_AHEAD = 3
-# A call has at least about so many batches. With fewer, the last one, which is
-# padded to its full size, would be a large part of the work.
+# Approximate minimum number of batches in a call. With fewer, the last one,
+# which is padded to its full size, would be a large part of the work.
 _MIN_BATCHES = 64
-# Computed tokens per token of the rows.
+# Maximum ratio of computed tokens to tokens of the rows.
 _MAX_PADDING = 1.05
 
 
@@ -41,13 +41,13 @@ def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
 class CorpusEmbedder:
   """Embeds rows of one corpus, and compiles once for any number of calls.
 
-  The result depends on the rows of a call alone: all processes that embed the
+  The result depends only on the rows of a call: all processes that embed the
   same rows on the same number and kind of devices get the same bytes.
 
   The function `embed_blocks` maps parameters and token ids [b, l] to vectors
-  [b, dim]. Batches are spread over the data axis of the mesh. On each of its
-  devices they have at most `tokens_per_batch` rows times length, one of at most
-  `num_lengths` lengths, and are smaller where a call has few rows.
+  [b, dim]. Batches are sharded over the data axis of the mesh. On each device,
+  rows × length is at most `tokens_per_batch`, for one of at most `num_lengths`
+  lengths. Batches are smaller in calls with few rows.
   """
 
   def __init__(
@@ -71,8 +71,8 @@ class CorpusEmbedder:
     self._embed = sharding.jit_on_mesh(
       embed_blocks, mesh=mesh, out_shardings=sharding.batch_sharding(mesh)
     )
-    # On TPUs the attention kernel wants multiples of the height of a tile of
-    # bfloat16; elsewhere 8 is the width of vector units.
+    # On TPUs the attention kernel needs multiples of a bfloat16 tile's height;
+    # elsewhere 8 is the width of vector units.
     platform = mesh.devices.flat[0].platform
     self.lengths = choose_lengths(
       corpus.lengths,
@@ -121,8 +121,8 @@ class CorpusEmbedder:
   ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
     """Yields the length and the rows of batches, longest first.
 
-    Shorter rows fill up the last batch of a length; only the last batch of all
-    is padded, with `NULL_ROW`.
+    Shorter rows fill up the last batch of a length; only the very last batch is
+    padded, with `NULL_ROW`.
     """
     rounded = round_up(self._corpus.lengths[rows], self.lengths)
     waiting = np.argsort(-rounded, kind="stable")
@@ -145,10 +145,9 @@ def choose_lengths(
 ) -> tuple[int, ...]:
   """Chooses the batch lengths, in rising order, that leave little padding.
 
-  Each is compiled, so there are no more than are needed for at most
-  `_MAX_PADDING` computed tokens per token of the rows; the next one is always
-  that which saves most. They are multiples of `multiple`, or `longest`. Rows
-  with more tokens than that are cut.
+  Each length is compiled, so there are only as many as needed for a padding
+  ratio of `_MAX_PADDING`; each further length is the one that saves most. They
+  are multiples of `multiple`, or `longest`. Longer rows are truncated.
   """
   useful = int(np.minimum(lengths, longest).sum())
   rounded = np.minimum(-(-lengths // multiple) * multiple, longest)
@@ -169,7 +168,7 @@ def choose_lengths(
 def round_up(
   lengths: Int[np.ndarray, " n"], batch_lengths: Sequence[int]
 ) -> Int[np.ndarray, " n"]:
-  """Rounds up to the next batch length; longer rows are cut to the last."""
+  """Rounds up to the next batch length, at most the last one."""
   place = np.searchsorted(batch_lengths, lengths)
   return np.asarray(batch_lengths)[np.minimum(place, len(batch_lengths) - 1)]
 

@@ -4,11 +4,11 @@
       embeddings-00003-of-00048-<sha256>.npy    a shard
       scann/ …                                  what process 0 adds at the end
 
-The shards stand where they are published from. The identity is a checksum of
-everything that determines the vectors, so that a builder which starts again
-finds shards that it can use, or none. Each shard is embedded by one process and
-appears whole. Its name has its checksum, so other bytes never replace those
-that a manifest names, and nothing is locked, renamed or linked.
+Shards are written directly to their final paths. The identity is a checksum of
+everything that determines the vectors, so a restarted builder finds only shards
+that it can use. Each shard is embedded by one process and appears whole. Its
+name includes its checksum, so a published file is never overwritten with other
+bytes, and nothing needs to be locked, renamed or linked.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ from realm_jax.storage.staging import (
   record_files,
 )
 
-# A file's vectors are in memory while they are embedded.
+# Maximum size of a file, whose vectors are in memory while they are embedded.
 _MAX_SHARD_BYTES = 1 << 28
 _PREFIX = "embeddings-"
 _SHARD = re.compile(_PREFIX + r"(\d{5,})-of-\d{5,}-([0-9a-f]{64})\.npy")
-# File of the parameters that embed queries for the vectors.
+# File with the parameters of the query tower that matches the vectors.
 QUERY_TOWER = "query_tower/parameters.safetensors"
 
 
@@ -59,7 +59,7 @@ class ShardLayout:
   def of(
     cls, num_blocks: int, dim: int, *, dtype: StoredDtype, max_rows: int
   ) -> "ShardLayout":
-    """Divides into files of about the same size, of at most `max_rows`."""
+    """Returns a layout of about equal files, each of at most `max_rows`."""
     row_bytes = dim * np.dtype(dtype).itemsize
     max_rows = max(1, min(max_rows, _MAX_SHARD_BYTES // row_bytes))
     count = max(1, -(-num_blocks // max_rows))
@@ -82,7 +82,7 @@ class Draft:
     self.layout = layout
 
   def records(self) -> dict[int, FileRecord]:
-    """Returns the files of the shards that are there, by number, in order."""
+    """Returns the files of existing shards, by number, in order."""
     records = {}
     for name, size in sorted(sizes_below(self.folder).items()):
       if found := _SHARD.fullmatch(name):
@@ -108,12 +108,13 @@ class Draft:
   def verified(self, *, are_read: bool = True) -> StagedFiles:
     """Returns the files of all shards, local or copied.
 
-    Unless they `are_read`, files in a bucket are not copied: there they appear
-    whole. What an interrupted build has left on a disk is removed.
+    Unless they `are_read`, files in a bucket are not copied: they are complete,
+    because objects appear whole. Left-overs of an interrupted build on a disk
+    are removed.
 
     Raises:
-      DamagedFileError: A shard is missing, or damaged. Then it is removed, so
-        that it is embedded again.
+      DamagedFileError: A shard is missing or damaged. A damaged one is removed,
+        so that it is embedded again.
     """
     records = self.records()
     staged = StagedFiles(self.folder, records.values())
@@ -153,9 +154,9 @@ class Draft:
 class Embeddings:
   """The vectors of a snapshot, memory-mapped file by file on first access.
 
-  A manifest, or the layout of a draft, says what they are. Every access
-  verifies, or copies, the files that it needs, and raises a SnapshotError if
-  one differs from the manifest. `paths` are those of all files.
+  They are described by a manifest, or by the layout of a draft. Every access
+  verifies or copies the files that it needs, and raises a SnapshotError if one
+  differs from the manifest. `paths` has the paths of all files.
   """
 
   def __init__(self, files: StagedFiles, layout: Manifest | ShardLayout):
@@ -168,7 +169,7 @@ class Embeddings:
     self._maps: dict[int, np.ndarray] = {}
 
   def map_all(self) -> None:
-    """Maps all files now. What is mapped stays, even if its file is removed."""
+    """Maps all files now. Maps stay readable if their files are removed."""
     self._files.get(self.paths)
     for shard in range(len(self.paths)):
       self._vectors(shard)
@@ -219,7 +220,7 @@ class Embeddings:
     file = self._files.get([path]) / path
     mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
-      # The file format has no name for bfloat16 and returns plain bytes.
+      # The file format has no name for bfloat16, and stores plain bytes.
       mapped = mapped.view(dtype)
     if mapped.shape != shape or mapped.dtype != dtype:
       raise SnapshotError(
@@ -245,9 +246,9 @@ def check_finite(
 def index_blocks(
   corpus: Corpus, embeddings: Embeddings, **inputs: Any
 ) -> Blocks:
-  """Returns what an index is built over: a corpus, its vectors, and `inputs`.
+  """Returns the `Blocks` for a corpus and its vectors.
 
-  Those are other fields of `Blocks`.
+  `inputs` are other fields of `Blocks`.
   """
   return Blocks(
     num_blocks=corpus.num_blocks,
@@ -272,6 +273,6 @@ def save_query_tower(directory: Path, params: Params) -> None:
 
 
 def load_query_tower(directory: Path) -> Params:
-  """Reads the tree as numpy arrays, from a file that was verified."""
+  """Reads the tree as NumPy arrays, from a verified file."""
   flat = safetensors.numpy.load_file(directory / QUERY_TOWER)
   return traverse_util.unflatten_dict(flat, sep="/")

@@ -1,7 +1,7 @@
-"""Whether a place can be read and written, asked before the work.
+"""Checks access to storage before any work, and explains storage errors.
 
-Where a bucket is missing, or the account may not use it, gcsfs reports what the
-server answered. The errors here say what to do.
+If a bucket is missing, or the account may not use it, gcsfs reports only the
+server's response. The errors here say what to do.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.paths import is_remote
 
 _GOOGLE = ("gs://", "gcs://")
-# Libraries whose errors gcsfs raises for a request that failed.
+# Libraries whose errors gcsfs raises for failed requests.
 _LIBRARIES = ("aiohttp", "gcsfs", "google", "requests")
-# Beginnings of tensorstore's errors, which have no type of their own.
+# Prefixes of tensorstore's errors, which have no types.
 _TENSORSTORE_OUTAGES = ("UNAVAILABLE:", "DEADLINE_EXCEEDED:")
 _LOG_IN = (
   "log in (gcloud auth application-default login), or give the account the "
@@ -30,25 +30,25 @@ _LOG_IN = (
 
 
 class StoreAccessError(RealmError):
-  """An object store, a bucket or a directory that cannot be used."""
+  """An object store, a bucket or a directory cannot be used."""
 
 
 class StoreOutageError(StoreAccessError):
-  """An object store that does not answer as it should."""
+  """An object store does not respond properly."""
 
   exit_code = ExitCode.STORE_OUTAGE
 
 
 def require_readable(*paths: epath.PathLike | None) -> None:
-  """Checks the buckets of those paths that are on an object store.
+  """Checks the buckets of the paths that are on an object store.
 
   Raises:
-    StoreAccessError: A bucket is not there, may not be read, or the store
+    StoreAccessError: A bucket is missing or may not be read, or the store
       cannot be reached.
   """
   remote = [str(path) for path in paths if path is not None and is_remote(path)]
   for bucket, path in {"/".join(p.split("/")[:3]): p for p in remote}.items():
-    # One name is enough, and only Google's store is asked for no more.
+    # One name is enough; only Google's store supports the limit.
     only_one = {"max_results": 1} if path.startswith(_GOOGLE) else {}
     with _explaining(f"{path} cannot be read"):
       client, name = fsspec.url_to_fs(bucket)
@@ -63,17 +63,17 @@ def require_readable(*paths: epath.PathLike | None) -> None:
 
 
 def require_writable(*directories: epath.PathLike | None) -> None:
-  """Checks directories by writing to each, and removing what was written.
+  """Checks directories by writing a file to each and removing it.
 
   Raises:
-    StoreAccessError: As `require_readable`, or nothing may be written or
+    StoreAccessError: As in `require_readable`; or files cannot be written or
       removed, or a file has the name of a directory.
   """
   require_readable(*directories)
   for directory in filter(None, directories):
     if not is_remote(directory):
       path = Path(directory).absolute()
-      # The first that exists: the others are made when they are needed.
+      # The nearest existing parent; missing directories are made later.
       nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
       try:
         tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
@@ -87,7 +87,7 @@ def require_writable(*directories: epath.PathLike | None) -> None:
     with _explaining(f"{directory}: objects there cannot be written"):
       client, name = fsspec.url_to_fs(probe)
       client.pipe_file(name, b"This object may be removed.")
-    # A removal whose answer was lost is repeated.
+    # A removal is repeated if its response was lost.
     with (
       _explaining(f"{directory}: objects there cannot be removed"),
       contextlib.suppress(FileNotFoundError),
@@ -96,7 +96,7 @@ def require_writable(*directories: epath.PathLike | None) -> None:
 
 
 def explained(error: BaseException) -> StoreAccessError | None:
-  """Returns an error of an object store's client in words; None for others."""
+  """Explains an error of an object store's client; None for other errors."""
   text, module = str(error), type(error).__module__.partition(".")[0]
   short = textwrap.shorten(text, 200, placeholder="…")
   code = getattr(error, "code", None)
@@ -130,7 +130,7 @@ def exit_code_of(error: BaseException) -> int:
 
 @contextlib.contextmanager
 def _explaining(what: str) -> Iterator[None]:
-  """Puts the errors of an object store's client in words."""
+  """Explains the errors of an object store's client."""
   try:
     yield
   except Exception as error:

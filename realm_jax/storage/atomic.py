@@ -1,9 +1,10 @@
 """Files and directories that appear complete, or not at all.
 
-Locally they are prepared under a hidden name beside their target, synced and
-renamed. What a killed process leaves there, the next one that prepares the same
-target removes. An object store has no renames: for it they are prepared in a
-temporary directory and uploaded, last the file that makes a directory valid.
+On a local disk, they are prepared under a hidden name next to their target,
+synced and renamed. Left-overs of a killed process are removed by the next one
+that prepares the same target. For an object store, which has no renames, they
+are prepared in a temporary directory and uploaded, with the file that makes a
+directory valid last.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from realm_jax.storage.paths import is_remote, upload
 
 
 class TargetError(RealmError):
-  """A path at which no directory can be written, or not now."""
+  """A directory cannot be written at a path, or not now."""
 
 
 @contextlib.contextmanager
@@ -36,12 +37,12 @@ def atomic_file(
 ) -> Iterator[Path]:
   """Yields a local path to write to, which becomes `path` at the end.
 
-  The directory of `path` is created. If the block raises, `path` stays as it
-  was. With `several_writers`, of processes that write it at the same time the
-  last one wins, and the hidden file of one that is killed stays.
+  The directory of `path` is created. If the block raises, `path` is unchanged.
+  With `several_writers`, several processes may write it at the same time: the
+  last one wins, and the hidden file of a killed one stays.
 
   Raises:
-    OSError: The disk is full, or the place cannot be written to.
+    OSError: The disk is full, or the path cannot be written to.
   """
   target = epath.Path(path)
   if is_remote(target):
@@ -65,7 +66,7 @@ def atomic_file(
 
 @contextlib.contextmanager
 def atomic_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
-  """Opens a UTF-8 file that replaces `path` at the end: see `atomic_file`."""
+  """Opens a UTF-8 file that replaces `path` at the end (see `atomic_file`)."""
   with (
     atomic_file(path) as partial,
     partial.open("w", encoding="utf-8") as file,
@@ -74,7 +75,7 @@ def atomic_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
 
 
 def check_target(path: epath.PathLike) -> None:
-  """Raises `TargetError` if no directory can be renamed to a path."""
+  """Raises a `TargetError` if no directory can be renamed to a path."""
   target = epath.Path(path)
   if target.exists() and not target.is_dir():
     raise TargetError(f"{target} is a file; name a directory")
@@ -90,11 +91,11 @@ def check_target(path: epath.PathLike) -> None:
 def staging_directory(target: epath.PathLike) -> Iterator[Path]:
   """Makes an empty directory in which to prepare the contents of `target`.
 
-  Locally it is a hidden sibling of the target. It is removed when the block
-  ends, unless it was renamed.
+  On a local disk, it is a hidden sibling of the target. It is removed when the
+  block ends, unless it was renamed.
 
   Raises:
-    TargetError: Another process prepares the same target.
+    TargetError: Another process is preparing the same target.
   """
   if is_remote(target):
     with ScratchDirectory() as scratch:
@@ -119,7 +120,7 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
       yield staging
     finally:
-      # After a rename, another process may have made the next one.
+      # After a rename, another process may have made a new one.
       if staging.exists() and staging.stat().st_ino == inode:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -129,13 +130,13 @@ def rename_into_place(
 ) -> None:
   """Makes a prepared local directory durable and renames it to `target`.
 
-  An empty directory there is replaced, and one with files by `overwrite`: then
-  there is none for a moment, between two renames.
+  An empty target is replaced. One with files is replaced only with `overwrite`,
+  and is then missing for a moment, between two renames.
 
   Raises:
     OSError: The target has files, and `overwrite` is False.
   """
-  # A rename then replaces what symbolic links point to.
+  # Resolved, so that the rename replaces the target of symbolic links.
   path = Path(target).resolve()
   sync_tree(staging)
   replaced = path.parent / f".{path.name}.replaced"

@@ -1,4 +1,4 @@
-"""gcsfs's client, with what long runs of several processes need of it."""
+"""A client of gcsfs, adapted for long runs with several processes."""
 
 import os
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 import aiohttp
 from gcsfs.core import GCSFileSystem
 
-# Environment variable: seconds without an answer after which a request is
+# Environment variable for the timeout in seconds after which a request is
 # repeated.
 TIMEOUT_VARIABLE = "REALM_JAX_REQUEST_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 60.0
 
 
 class GcsClient(GCSFileSystem):
-  """A client that sees what other processes write, and never waits for ever.
+  """A client without cached listings, and with timeouts.
 
-  By default gcsfs keeps every listing for the life of the process, so that a
-  trainer would see no new snapshot, and waits without limit for an answer.
-  The class is the one that does not ask for the bucket's kind first, which not
-  every account may know: buckets of the kind "zonal" need the other.
+  By default gcsfs caches every listing for the life of the process, so a
+  trainer would see no new snapshots, and waits for responses without limit.
+  This class does not request the bucket's kind first, which needs permissions
+  that an account may lack; "zonal" buckets would need the other class.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):
     seconds = float(os.environ.get(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
     kwargs.setdefault("use_listings_cache", False)
-    # gcsfs repeats a request after timeouts of this kind alone.
+    # gcsfs repeats a request only after timeouts of this kind.
     kwargs.setdefault(
       "requests_timeout",
       aiohttp.ClientTimeout(sock_connect=seconds, sock_read=seconds),
@@ -34,9 +34,9 @@ class GcsClient(GCSFileSystem):
     super().__init__(*args, **kwargs)
 
   def read_generation(self, path: str) -> tuple[bytes, str]:
-    """Returns what an object holds, and its generation; b"", "0" without one.
+    """Returns an object's contents and generation; b"", "0" if it is missing.
 
-    The generation is Google's: it changes with each write of the object.
+    The generation, assigned by Google's store, changes with each write.
     """
     bucket, name, _ = self.split_path(path)
     try:
@@ -49,10 +49,10 @@ class GcsClient(GCSFileSystem):
   def write_generation(
     self, path: str, content: bytes, *, replaces: str
   ) -> str | None:
-    """Writes an object if its generation is the one that this one `replaces`.
+    """Writes an object if its current generation is `replaces`.
 
-    Returns the new generation, or None if the object has another one by now: by
-    another process, or by this one if an answer was lost.
+    Returns the new generation, or None if the object has another generation,
+    written by another process, or by this one if a response was lost.
     """
     bucket, name, _ = self.split_path(path)
     try:

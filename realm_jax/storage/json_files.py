@@ -34,7 +34,7 @@ else:
 
 
 def write_json(path: epath.PathLike, value: JsonValue) -> None:
-  """Replaces a file by one that holds `value` as indented JSON."""
+  """Replaces a file by `value` as indented JSON."""
   text = json.dumps(value, indent=2, ensure_ascii=False)
   with atomic_text_file(path) as file:
     file.write(text + "\n")
@@ -44,7 +44,7 @@ def read_object(line: bytes) -> dict[str, Any]:
   """Reads an object of JSON in UTF-8.
 
   Raises:
-    RealmError: It is none; the message says what it is instead.
+    RealmError: The line is not an object; the message says what it is.
   """
   if len(line) > LONGEST_LINE:
     raise RealmError(
@@ -76,7 +76,7 @@ def read_object(line: bytes) -> dict[str, Any]:
 
 
 def require_unicode(text: str, name: str) -> None:
-  """Raises a `RealmError` that begins with `name` if UTF-8 has no such text."""
+  """Raises a `RealmError` about `name` if a text cannot be written in UTF-8."""
   try:
     text.encode("utf-8")
   except UnicodeEncodeError as error:
@@ -92,7 +92,7 @@ def json_lines(
 ) -> Iterator[Callable[[Mapping[str, JsonValue]], None]]:
   """Yields a function that writes an object as a line of JSON.
 
-  The file replaces `path` when the block ends well.
+  The file replaces `path` when the block ends without an error.
   """
   with atomic_text_file(path) as file:
 
@@ -109,10 +109,10 @@ def read_lines(
   wanted: str,
   error: type[RealmError],
 ) -> list[T]:
-  """Returns what a function reads of each line of a file.
+  """Applies a function to each line of a file, and returns the results.
 
   Raises:
-    error: There is no file, it is empty, or a line is not what is `wanted`.
+    error: The file is missing or empty, or a line is not `wanted`.
   """
   found = []
   try:

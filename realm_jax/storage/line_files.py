@@ -15,24 +15,23 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 
-# Bytes of the longest line that is read, as much as a shard of a corpus has.
+# Maximum length of a line in bytes, the same as the size of a corpus shard.
 LONGEST_LINE = 64 << 20
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
-# Bytes that are read at once. Of zstd they are few, because each may become
-# 32 KiB.
+# Number of bytes to read at once; few for zstd, where a byte may become 32 KiB.
 _AT_ONCE, _AT_ONCE_OF_ZSTD = 1 << 17, 1 << 10
 
 
 def decompressed(path: epath.PathLike) -> PurePath:
-  """Returns a file's name without the ending of its compression."""
+  """Returns a file's name without the suffix of its compression."""
   name = PurePath(path)
   compressed = name.suffix in (*_OPENERS, ".zst")
   return name.with_suffix("") if compressed else name
 
 
 def contents_of(path: epath.PathLike) -> bytes:
-  """Returns what a file holds, decompressed, up to `LONGEST_LINE` bytes."""
+  """Returns a file's decompressed contents, up to `LONGEST_LINE` bytes."""
   found = bytearray()
   for chunk in _chunks(str(path)):
     found += chunk
@@ -46,8 +45,8 @@ def contents_of(path: epath.PathLike) -> bytes:
 def lines_of(path: epath.PathLike) -> Iterator[bytes]:
   """Yields the lines of a file: plain, or compressed (.gz, .bz2, .xz, .zst).
 
-  Empty lines at its end are left out. Of a line of over `LONGEST_LINE` bytes, a
-  little more than these come, and `read_object` refuses it.
+  Empty lines at the end are left out. A line of over `LONGEST_LINE` bytes is
+  truncated to a little more than these, which `read_object` refuses.
 
   Raises:
     RealmError: The file cannot be decompressed.
@@ -65,7 +64,7 @@ def lines_of(path: epath.PathLike) -> Iterator[bytes]:
 class IndexedLines:
   """The lines of a plain file, read one by one from the disk, in any order.
 
-  Empty lines at its end are left out. Eight bytes a line are kept in memory.
+  Empty lines at the end are left out. Memory is eight bytes for each line.
 
   Raises:
     RealmError: The file is compressed, or has a line over `LONGEST_LINE`.
@@ -98,7 +97,7 @@ class IndexedLines:
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
   """Yields the lines of a file that comes in chunks."""
-  # What is kept of the line that has begun.
+  # Parts of the current line.
   parts, size = list[bytes](), 0
   for chunk in chunks:
     *ends, begun = chunk.split(b"\n")
@@ -113,7 +112,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _chunks(name: str) -> Iterator[bytes]:
-  """Yields what a file holds, decompressed, in chunks of bounded size."""
+  """Yields a file's decompressed contents, in chunks of bounded size."""
   with epath.Path(name).open("rb") as raw:
     kind = Path(name).suffix
     if kind not in (*_OPENERS, ".zst"):
@@ -132,10 +131,10 @@ def _chunks(name: str) -> Iterator[bytes]:
 
 
 def _zstd_chunks(raw: IO[Any]) -> Iterator[bytes]:
-  """Yields what zstd has compressed, in one frame or in several.
+  """Decompresses zstd data, in one frame or in several.
 
-  The library's own reader takes a frame that is cut for the end of the file;
-  this raises `EOFError`.
+  The library's own reader treats a truncated frame as the end of the file; this
+  raises an `EOFError`.
   """
   frame = None
   while compressed := raw.read(_AT_ONCE_OF_ZSTD):

@@ -22,7 +22,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(RealmError):
-  """A disk or a quota that has no space left for what is being written."""
+  """A disk is full, or a quota is exhausted."""
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def explain_full_disk(
 ) -> Iterator[None]:
   """Turns the system's error for a full disk or quota into `DiskFullError`.
 
-  The message names `target`, which the block writes.
+  The message has the path `target`, which the block writes.
   """
   try:
     yield
@@ -64,13 +64,13 @@ def sync_tree(directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, waits: bool = False) -> Iterator[None]:
-  """Holds the kernel's lock of a path, until the process ends at most.
+  """Holds the kernel's lock on a path; it is released if the process ends.
 
-  The path is a directory or a file, which is made if it is missing. Network
-  file systems may have locks of files alone.
+  The path is a directory, or a file, which is created if it is missing. Network
+  file systems may support only locks on files.
 
   Raises:
-    BlockingIOError: Another process holds it, and `waits` is False.
+    BlockingIOError: Another process holds the lock, and `waits` is False.
   """
   flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
   descriptor = os.open(path, flags, 0o666)
@@ -84,15 +84,15 @@ def locked(path: Path, *, waits: bool = False) -> Iterator[None]:
 class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
   """A temporary directory, removed by `close`, with this object, or at exit.
 
-  If the process is killed, the next one that makes such a directory in the same
-  folder removes it. The default folder is one of this user in TMPDIR.
+  If the process is killed, the next process that makes such a directory in the
+  same folder removes it. The default folder is this user's own in TMPDIR.
   """
 
   def __init__(self, parent: Path | None = None) -> None:
     parent = _own_scratch_folder() if parent is None else parent
     parent.mkdir(parents=True, exist_ok=True)
     lock = contextlib.ExitStack()
-    # Other processes never find a directory that is not locked yet.
+    # Ensures that other processes never find an unlocked directory.
     with locked(parent / ".lock", waits=True):
       for path in [path for path in parent.iterdir() if path.is_dir()]:
         with contextlib.suppress(OSError), locked(_lock_of(path)):
@@ -103,7 +103,7 @@ class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
     self._finalizer = weakref.finalize(self, lock.close)
 
   def close(self) -> None:
-    """Removes the directory. What is mapped from it stays readable."""
+    """Removes the directory. Memory maps of its files stay readable."""
     self._finalizer()
 
   def __exit__(self, *exception: object) -> None:
@@ -111,9 +111,9 @@ class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
 
 
 def _own_scratch_folder() -> Path:
-  """Returns a folder in TMPDIR that this user has made and nobody else enters.
+  """Returns a folder in TMPDIR that this user owns and nobody else can enter.
 
-  Everybody may make the one with the expected name first, or a link of it.
+  Another user may have created the expected name, or a link with it.
   """
   parent = Path(tempfile.gettempdir()) / f"realm_jax-scratch-{os.getuid()}"
   with contextlib.suppress(FileExistsError):
@@ -147,8 +147,8 @@ def create_mapped_array(
 ) -> np.memmap:
   """Creates a memory-mapped `.npy` file with its disk space allocated.
 
-  If the disk is full, this raises `OSError`, where writing to a file that is
-  mapped without space, as numpy's are, would end the process with a signal.
+  If the disk is full, this raises an `OSError`. Without allocated space, as in
+  NumPy's own files, writing to the map would kill the process with a signal.
   """
   array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
   with path.open("r+b") as file:
@@ -165,6 +165,6 @@ def drop_pages(part: np.ndarray) -> None:
   owner: object = part
   while isinstance(owner, np.ndarray):
     owner = owner.base
-  # Dropping the pages of a writable private map would lose what was written.
+  # Dropping the pages of a writable private map would lose written data.
   if isinstance(owner, mmap.mmap) and not part.flags.writeable:
     owner.madvise(mmap.MADV_DONTNEED)

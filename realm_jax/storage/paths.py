@@ -1,7 +1,7 @@
-"""Paths on a disk or on an object store, and requests that cost little there.
+"""Paths on a disk or on an object store, with few requests to the store.
 
-epath's own ways to read and to list ask an object store two or three times for
-what these functions ask once: a name may be an object or a folder.
+epath's own functions for reading and listing make two or three requests to an
+object store, because a name may be an object or a folder; these make one.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +10,11 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-# Each request waits for its answer. An upload has at most 50 MiB in memory.
+# Number of files to copy at once, because each request waits for a response. An
+# upload has at most 50 MiB in memory.
 COPIED_AT_ONCE = 8
 
-# Imported when the first path of such a kind is used.
+# Imported when the first such path is used.
 for _protocol in ("gs", "gcs"):
   fsspec.register_implementation(
     _protocol,
@@ -33,18 +34,18 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def read_bytes(path: epath.PathLike) -> bytes:
-  """Returns what a file holds, or raises a `FileNotFoundError`."""
+  """Returns a file's contents, or raises a `FileNotFoundError`."""
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
 
 
 def read_text(path: epath.PathLike) -> str:
-  """Returns the text of a file in UTF-8; see `read_bytes`."""
+  """Returns the text of a UTF-8 file, or raises a `FileNotFoundError`."""
   return read_bytes(path).decode()
 
 
 def list_names(directory: epath.PathLike) -> list[str]:
-  """Returns the names in a directory, sorted; none if there is no directory."""
+  """Returns the sorted names in a directory; empty if it is missing."""
   client, folder = fsspec.url_to_fs(str(directory).rstrip("/"))
   try:
     found = client.ls(folder, detail=False)
@@ -56,7 +57,7 @@ def list_names(directory: epath.PathLike) -> list[str]:
 
 
 def sizes_below(folder: epath.PathLike) -> dict[str, int]:
-  """Returns the bytes of all files below a folder, by their relative paths."""
+  """Returns the sizes of all files below a folder, by relative path."""
   client, name = fsspec.url_to_fs(str(folder))
   prefix = name.rstrip("/") + "/"
   found = client.find(prefix, detail=True)
@@ -66,7 +67,7 @@ def sizes_below(folder: epath.PathLike) -> dict[str, int]:
 
 
 def version_of(path: epath.PathLike) -> str | None:
-  """Returns a text that changes with each write of a file; None without one."""
+  """Returns a string that changes with each write of a file, or None."""
   client, name = fsspec.url_to_fs(str(path))
   try:
     info = client.info(name)
@@ -78,7 +79,7 @@ def version_of(path: epath.PathLike) -> str | None:
 def upload(source: Path, target: epath.PathLike) -> None:
   """Writes a local file to an object store, where it appears whole or not.
 
-  epath's `copy` and `open` commit what they have written when they fail.
+  epath's `copy` and `open` commit partial data when they fail.
   """
   client, name = fsspec.url_to_fs(str(target))
   client.put_file(str(source), name)
@@ -89,8 +90,8 @@ def upload_directory(
 ) -> None:
   """Copies all files below a local directory to an object store.
 
-  `last`, relative to `source`, is the file that makes the target valid: it is
-  written when all others are there.
+  `last`, relative to `source`, is the file that makes the target valid; it is
+  written after all others.
   """
   files = (path for path in source.rglob("*") if path.is_file())
   paths = {path.relative_to(source).as_posix() for path in files}

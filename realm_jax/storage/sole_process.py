@@ -1,12 +1,12 @@
-"""A role that one process at a time has in a directory, such as its trainer.
+"""A role that only one process at a time has in a directory, such as trainer.
 
-In a local directory the kernel locks a file, and releases it however the
-process ends. Google's object store has no locks. There the process writes a
-lease and renews it while it runs, each time on the condition that nobody else
-has written it since. The clocks of hosts may differ by minutes, so a process
-that finds a lease watches, by its own clock, whether it changes within a
-lifetime. Only a process of the same supervisor does not wait, because it starts
-after the holder has ended.
+In a local directory, the process holds the kernel's lock on a file, which is
+released however the process ends. Google's object store has no locks. There,
+the process writes a lease and renews it while it runs, on the condition that
+nobody else has written it since. The clocks of hosts may differ by minutes, so
+a process that finds a lease watches, by its own clock, whether it changes
+within a lifetime. Only a process of the same supervisor does not wait, because
+it starts after the holder has ended.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ RENEWAL_SECONDS = 15.0
 
 
 class SoleProcessError(RealmError):
-  """Another process has the role, or has taken it."""
+  """Another process has the role, or has taken it over."""
 
   exit_code = ExitCode.LOST_ROLE
 
@@ -49,15 +49,15 @@ def sole_process(
   *,
   advice: str = "stop it, or give this one another MODEL_DIR",
 ) -> Iterator[Callable[[], None]]:
-  """Gives this process a role in a directory, which is made if need be.
+  """Takes a role in a directory, which is created if it is missing.
 
-  On an object store another process may take the role from one that was cut off
-  from the store, or stopped, for more than a lifetime. So this yields a
-  function that checks the role. Call it from time to time, and before you write
-  anything that the other process would write as well. It raises a
+  On an object store, another process may take the role over if this one was cut
+  off from the store, or stopped, for more than a lifetime. So this yields a
+  function that checks the role. Call it from time to time, and before writing
+  anything that the other process would also write. It raises a
   `SoleProcessError` if another process has taken the role, and a
   `StoreOutageError` if one may have taken it, because it could not be renewed
-  for a lifetime. The `advice` ends the error's message.
+  for a lifetime. `advice` is the end of the error's message.
 
   Raises:
     SoleProcessError: Another process has the role.
@@ -82,7 +82,7 @@ def sole_process(
       holder = lock.read_bytes()[:200].decode(errors="replace").strip()
       raise SoleProcessError(refused % (holder or "starting")) from None
     lock.write_text(_own_name())
-    # A lock of the kernel is never lost.
+    # A kernel lock is never lost.
     yield lambda: None
 
 
@@ -103,16 +103,16 @@ class _Lease:
       "supervisor": os.environ.get(supervisor.VARIABLE, ""),
       "token": secrets.token_hex(8),
     }
-    # What this process has written last, and a time before it was asked for.
+    # Generation of this process's last write, and a time before its request.
     self._generation, self._renewed = "0", 0.0
     self._taken_by = ""
-    # One thread at a time reads the lease and writes it.
+    # Only one thread at a time reads and writes the lease.
     self._lock = threading.Lock()
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._renew_to_the_end, daemon=True)
 
   def take(self) -> str:
-    """Takes the role once it is free; returns who has it otherwise, or ""."""
+    """Takes the role once it is free; returns "", or else the holder."""
     found, generation = self._read()
     until = time.monotonic() + LIFETIME_SECONDS
     if not self._is_free(found):
@@ -133,7 +133,7 @@ class _Lease:
 
   def check(self) -> None:
     """Checks the role, as `sole_process` says."""
-    # So it is after a cut, and in a process that was stopped for long.
+    # True after an outage, or if this process was stopped for long.
     if time.monotonic() - self._renewed > LIFETIME_SECONDS:
       self._renew()
     if self._taken_by:
@@ -165,7 +165,7 @@ class _Lease:
       self._renew()
 
   def _renew(self) -> None:
-    """Writes the lease again, unless it is another's by now."""
+    """Writes the lease again, unless another process has taken it."""
     with self._lock:
       try:
         self._write(self._generation)
@@ -173,10 +173,10 @@ class _Lease:
         logging.warning("%s was not renewed: %s", self._path, error)
 
   def _write(self, generation: str, *, released: bool = False) -> None:
-    """Replaces a generation of the lease, or learns who has done so."""
+    """Replaces a generation of the lease, or finds out who has replaced it."""
     lease = {**self._own, "renewed": time.time(), "released": released}
     found: Mapping[str, Any] = self._own
-    # Again, if an answer was lost or somebody has removed the lease.
+    # Repeated if a response was lost, or somebody has removed the lease.
     while found.get("token", self._own["token"]) == self._own["token"]:
       now = time.monotonic()
       written = self._client.write_generation(
@@ -189,7 +189,7 @@ class _Lease:
     self._taken_by = found["holder"]
 
   def _read(self) -> tuple[Mapping[str, Any], str]:
-    """Returns what the lease says, nothing if there is none; its generation."""
+    """Returns the lease, empty if there is none, and its generation."""
     content, generation = self._client.read_generation(self._name)
     if generation == "0":
       return {}, generation
@@ -199,7 +199,7 @@ class _Lease:
     return lease, generation
 
   def _is_free(self, lease: Mapping[str, Any]) -> bool:
-    """Returns whether a lease has no holder, or one that has surely ended."""
+    """Returns whether a lease has no holder, or its holder has surely ended."""
     if not lease or lease.get("released") is True:
       return True
     own = self._own["supervisor"]

@@ -1,15 +1,14 @@
-"""Files of a manifest, on this host and verified.
+"""Verified local files of a manifest.
 
 A manifest records the size and SHA-256 of each of its files. Files on a disk
-are read where they are. Those on an object store are copied to the cache of
-this host:
+are read in place. Files on an object store are copied to this host's cache:
 
     copies/<sha256>    a copy, verified when it was made
     links/…/<path>     links to the copies that one `StagedFiles` uses
 
-A copy that several processes, runs or versions name is there once. It is in use
-as long as it has more than one link: links go with their object or, if the
-process is killed, when the next object is made on the host.
+Several processes, runs or versions share a copy. A copy is in use as long as it
+has more than one link. Links are removed with their object or, if the process
+is killed, when the next object is made on the host.
 """
 
 import concurrent.futures
@@ -40,8 +39,8 @@ from realm_jax.storage.paths import (
   sizes_below,
 )
 
-# Environment variables: another cache than the one at home, and how many
-# gigabytes (2^30 bytes) it may have.
+# Environment variables for the cache's folder, by default in the home
+# directory, and for its maximum size in gigabytes (2^30 bytes).
 DIRECTORY_VARIABLE = "REALM_JAX_CACHE_DIR"
 LIMIT_VARIABLE = "REALM_JAX_CACHE_GB"
 # The boot disk of a TPU host has 100.
@@ -49,23 +48,23 @@ _LIMIT_GB = 50.0
 _ADVICE = (
   f"free some space, or set {DIRECTORY_VARIABLE} to a folder on another disk"
 )
-# Python's lock is taken once for each piece. Large pieces keep a thread of low
-# priority from waiting for it often.
+# Python's lock is taken once for each piece, so with large pieces a thread of
+# low priority rarely waits for it.
 _PIECE_BYTES = 1 << 23
 # At this niceness a thread gets about a tenth of a normal thread's share: steps
-# hardly slow down, and the work still ends where they use every core.
+# hardly slow down, and the work still ends if they use every core.
 _NICENESS = 10
 
 
 class DamagedFileError(RealmError):
-  """A file that is missing, cut or changed since it was recorded."""
+  """A file is missing, truncated, or changed since it was recorded."""
 
 
 def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
   """Returns the SHA-256 checksum of a file, in hexadecimal.
 
-  With `drop_pages`, the system's page cache gives up a local file as it is
-  read, as where gigabytes are verified beside a running trainer.
+  With `drop_pages`, a local file's pages are dropped from the page cache after
+  they are read, for verifying gigabytes next to a running trainer.
   """
   drop_pages &= not is_remote(path) and hasattr(os, "posix_fadvise")
   digest = hashlib.sha256()
@@ -78,10 +77,10 @@ def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
 
 
 def require_below(path: str) -> None:
-  """Checks a relative path that a manifest names.
+  """Checks a relative path in a manifest.
 
-  A manifest may come from strangers, and files are read and written by the
-  paths in it.
+  A manifest may come from an untrusted source, and files are read and written
+  at its paths.
 
   Raises:
     DamagedFileError: The path leads out of its folder, or is not normal.
@@ -115,12 +114,12 @@ class FileRecord:
 
   @classmethod
   def from_entry(cls, path: str, entry: Mapping[str, Any]) -> "FileRecord":
-    """Returns the record that a manifest has by path, as `entry` makes it."""
+    """Returns the record of a manifest's entry; the inverse of `entry`."""
     return cls(path, entry["bytes"], entry["sha256"])
 
   @property
   def entry(self) -> dict[str, Any]:
-    """The record as a manifest that has its files by path stores it."""
+    """The record as an entry of a manifest whose files are keyed by path."""
     return {"bytes": self.size, "sha256": self.sha256}
 
   def problem_of(
@@ -130,7 +129,7 @@ class FileRecord:
     size: int | None = None,
     checksums: bool = True,
   ) -> str:
-    """Returns how a file, whose size may be known, differs from this, or ""."""
+    """Describes how a file differs from the record, or returns ""."""
     try:
       size = epath.Path(path).stat().length if size is None else size
       if size != self.size:
@@ -143,22 +142,23 @@ class FileRecord:
 
 
 def record_files(root: Path, paths: Iterable[str]) -> tuple[FileRecord, ...]:
-  """Returns the records of local files below `root`, which are read at once.
+  """Reads local files below `root`, in parallel, and returns their records.
 
   Raises:
-    FileNotFoundError: One is missing.
+    FileNotFoundError: A file is missing.
   """
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(lambda path: FileRecord.of(root / path, path), paths))
 
 
 class StagedFiles:
-  """Files of one manifest, each verified or copied when it is asked for.
+  """Files of one manifest, each verified or copied on first use.
 
-  A file that does not match its record is read once more: the fault may have
-  been this host's. Then it is an `error` of the type given, whose message ends
-  with the `advice`. With `low_priority`, one thread of low priority reads local
-  files, as beside training, instead of one for each core.
+  A file that does not match its record is read once more, because the fault may
+  have been this host's. A second mismatch raises an `error` of the given type,
+  whose message ends with `advice`. With `low_priority`, for use during
+  training, one thread of low priority reads local files, instead of one for
+  each core.
   """
 
   def __init__(
@@ -188,16 +188,16 @@ class StagedFiles:
 
   @property
   def root(self) -> Path:
-    """The local directory in which files are once they have been asked for."""
+    """Local directory of the files that have been requested with `get`."""
     return self._links.path if self._links else Path(self._folder)
 
   @property
   def records(self) -> Collection[FileRecord]:
-    """The records of all files."""
+    """Records of all files."""
     return self._records.values()
 
   def paths(self, prefix: str = "") -> list[str]:
-    """Returns the paths of all files, or of those that begin with a prefix."""
+    """Returns the paths of all files, or of files with a prefix."""
     return [path for path in self._records if path.startswith(prefix)]
 
   def get(self, paths: Collection[str], *, again: bool = False) -> Path:
@@ -216,7 +216,7 @@ class StagedFiles:
     return self.root
 
   def problems(self, paths: Collection[str]) -> dict[str, str]:
-    """Verifies files, or copies them; returns what is wrong with which."""
+    """Verifies or copies files; returns problems by path."""
     with self._lock:
       self._refuse(
         {p: "is not in its manifest" for p in paths if p not in self._records}
@@ -241,7 +241,7 @@ class StagedFiles:
     return problems
 
   def verify(self, *, checksums: bool = True) -> None:
-    """Compares sizes and, if asked, checksums of all files where they are.
+    """Compares sizes and, with `checksums`, checksums of all files in place.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
@@ -257,7 +257,7 @@ class StagedFiles:
       self._refuse({file.path: problem for file, problem in found if problem})
 
   def _link(self, file: FileRecord) -> bool:
-    """Takes a copy that is in the cache; returns whether there is one."""
+    """Links a copy in the cache; returns whether there is one."""
     copy, path = _copies() / file.sha256, self.root / file.path
     try:
       if copy.stat().st_size != file.size:
@@ -272,7 +272,7 @@ class StagedFiles:
     return True
 
   def _problem(self, file: FileRecord) -> str:
-    """Verifies a file, or copies it, and does so again if it is damaged."""
+    """Verifies or copies a file, and tries again if it is damaged."""
     path, problem = self.root / file.path, ""
     for _ in range(2):
       if self.is_copied:
@@ -281,7 +281,7 @@ class StagedFiles:
         with contextlib.suppress(FileNotFoundError):
           download(self._folder / file.path, path)
       if not (problem := file.problem_of(path)):
-        # Another process may have copied it meanwhile.
+        # Another process may have copied it in the meantime.
         with contextlib.suppress(FileExistsError):
           if self.is_copied:
             os.link(path, _copies() / file.sha256)
@@ -289,7 +289,7 @@ class StagedFiles:
     return problem
 
   def _refuse(self, problems: Mapping[str, str]) -> None:
-    """Raises the error of the first file that has a problem."""
+    """Raises the error of the first file with a problem."""
     for path, problem in problems.items():
       raise self._error(f"{self._folder}/{path} {problem}{self._advice}")
 
@@ -297,7 +297,7 @@ class StagedFiles:
 def lower_thread_priority() -> None:
   """Lowers the priority of the calling thread and of threads it will start.
 
-  It cannot be raised again. Elsewhere than on Linux priorities are per process.
+  It cannot be raised again. Except on Linux, priorities are per process.
   """
   if sys.platform == "linux":
     thread = threading.get_native_id()
@@ -306,7 +306,7 @@ def lower_thread_priority() -> None:
 
 
 def cache_directory() -> Path:
-  """Returns the folder of this host's cache, as the environment says."""
+  """Returns the folder of this host's cache, from the environment."""
   if folder := os.environ.get(DIRECTORY_VARIABLE):
     return Path(folder).absolute()
   caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

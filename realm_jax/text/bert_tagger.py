@@ -5,11 +5,11 @@ on CoNLL-2003, dates by a regular expression (section 3.4). Here the model is
 any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
 the rules of `realm_jax.text.salient_spans` find the dates.
 
-The model reads sentences, as rows of a few fixed lengths so that little is
-compiled; sentences that are too long are cut. The length of a row follows
-from the sentence alone, and a batch of rows of one length always has the same
-shape. On one kind and number of devices, the labels of a sentence therefore do
-not depend on the other texts of a batch.
+The model reads sentences, padded to a few fixed lengths to limit compilation;
+sentences that are too long are split. The padded length depends only on the
+sentence, and batches of a length always have the same shape. For a given kind
+and number of devices, the labels of a sentence therefore do not depend on the
+other texts of a batch.
 """
 
 import contextlib
@@ -39,18 +39,19 @@ from realm_jax.text.vocabulary import Tokens
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hugging_face import read_token_classifier
 
-# Tokens of a batch, its padding included: enough to keep the devices busy, and
-# few enough for the unfilled last batch of each length to be little of what
-# texts of some hundred thousand tokens take. CPUs are busy sooner.
+# Tokens of a batch, including padding: enough to keep the devices busy, and few
+# enough that partial last batches of each length cost little for texts with
+# some hundred thousand tokens. CPUs need fewer.
 _TOKENS_PER_BATCH = 16_384
 _TOKENS_PER_BATCH_ON_CPU = 2048
 _FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 # [CLS] and [SEP].
 _NUM_SPECIAL_TOKENS = 2
-# Three quarters of the rows that these give of Wikipedia's sentences are text.
+# With these lengths, three quarters of the tokens for Wikipedia's sentences are
+# text.
 _LENGTHS = (24, 32, 48, 64, 96, 128, 256, 512)
 _OUTSIDE = "O"
-# Whether a word with the prefix begins an entity wherever it stands.
+# Whether a word with this prefix always begins an entity.
 _BEGINS = {"B": True, "S": True, "U": True, "I": False, "E": False, "L": False}
 _KINDS = {
   "PER": "person",
@@ -63,19 +64,19 @@ _KINDS = {
 class BertTagger:
   """A tagger that runs a token classifier on all devices of this process.
 
-  Calls with many texts are much quicker than many calls. A tagger is pickled as
-  the name of its directory, so that each process that gets one reads the model,
-  once. It takes the devices with the first text, so that a process which only
-  hands it on leaves them to others.
+  One call with many texts is much faster than many calls. A tagger is pickled
+  as the path of its directory, so each process that unpickles it reads the
+  model once. It allocates devices for the first text, so a process that only
+  passes it on leaves them to others.
 
   Args:
     directory: Folder of the model, which may be on an object store.
-    language: Language of the texts, by which sentences are split.
+    language: Language of the texts, for splitting sentences.
 
   Raises:
-    WeightsError: The directory holds no token classifier of BERT, or its labels
-      are not labels of entities.
-    VocabularyError: Its vocabulary cannot be used.
+    WeightsError: The directory has no BERT token classifier, or its labels are
+      not entity labels.
+    VocabularyError: The vocabulary cannot be used.
   """
 
   def __init__(self, directory: str, language: str = ENGLISH):
@@ -106,8 +107,7 @@ class BertTagger:
   ) -> list[list[Span]]:
     """Returns the entities and dates of each text, ordered.
 
-    A date inside an entity or across its ends is a part of it: the 2004 Summer
-    Olympics.
+    A date that overlaps an entity is merged into it: the 2004 Summer Olympics.
     """
     found = self.entities(texts)
     for spans, text, title in zip(found, texts, titles, strict=True):
@@ -125,8 +125,8 @@ class BertTagger:
   def entities(self, texts: Sequence[str]) -> list[list[Span]]:
     """Returns the entities that the model finds in each text, ordered.
 
-    A word is a wordpiece with the continuations after it, and has the label of
-    its first piece.
+    A word is a wordpiece with its continuations, and has the label of its first
+    piece.
     """
     tokens = self._vocabulary.tokenize_with_offsets(texts)
     sentences = _token_sentences(texts, tokens, self._language)
@@ -176,7 +176,7 @@ class BertTagger:
           size = part.stop - part.start
           row[1 : size + 1] = token_ids[part]
           row[size + 1] = self._vocabulary.sep_id
-        # Batches are only dispatched here: the devices do not wait for us.
+        # Batches are only dispatched here, so that devices do not wait.
         computed.append((batch, self._label(rows)))
     label_ids = np.empty(len(token_ids), np.int32)
     for batch, on_device in computed:
@@ -228,11 +228,11 @@ def _token_sentences(
 def parse_labels(names: Sequence[str]) -> list[tuple[str, bool]]:
   """Reads the labels of a model: `O`, and others such as `B-PER`.
 
-  Returns the kind of each, "" for none, and whether it begins an entity.
-  They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
-  CoNLL-2003 become person, organization, location and miscellaneous; any other
-  is taken in lower case. A label without a prefix is read as if it had `I-`.
-  Raises `WeightsError` if there is no `O`, or nothing besides it.
+  Returns the kind of each, "" for none, and whether it begins an entity. The
+  scheme may be IOB1, IOB2, BIOES or BILOU. The four kinds of CoNLL-2003 become
+  person, organization, location and miscellaneous; other kinds become lower
+  case. A label without a prefix counts as `I-`. Raises a `WeightsError` if
+  there is no `O`, or no other label.
   """
   if _OUTSIDE not in names or len(names) < 2:
     raise WeightsError(
@@ -256,10 +256,10 @@ def entities(
 ) -> list[tuple[int, int, str]]:
   """Returns the first word, the last word and the kind of each entity.
 
-  As in transformers' pipelines, a word continues the entity of the word before
-  if it has the same kind and does not begin one; so no sequence of labels is
-  invalid. `sentences` has the number of each word's sentence, which no entity
-  leaves.
+  As in transformers' pipelines, a word continues the entity of the previous
+  word if it has the same kind and does not begin one, so every sequence of
+  labels is valid. `sentences` has the index of each word's sentence; entities
+  do not cross sentences.
   """
   kinds = np.array([kind for kind, _ in labels])[label_ids]
   begins = np.array([begins for _, begins in labels])[label_ids]

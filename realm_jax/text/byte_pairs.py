@@ -1,15 +1,15 @@
-"""Byte-level pairs of ModernBERT, and where they are in a text.
+"""Byte-level BPE of ModernBERT, with the positions of tokens in a text.
 
-The tokenizers library encodes (`tokenizer.json`). Two rules of our own make
-texts look alike wherever they stand, so that an answer has the tokens that it
-has in a block:
+The tokenizers library encodes (`tokenizer.json`). Two additional rules make
+tokens independent of the context, so that an answer has the same tokens as in a
+block:
 
-- Every text begins with a space, unless it goes on after a prefix such as
-  `search_query: ` or a mask. There transformers gives the same ids.
-- Any white space counts as one space, and is no token by itself, as in BERT.
+- Every text begins with a space, unless it continues after a prefix such as
+  `search_query: ` or a mask. transformers returns the same ids there.
+- Any white space counts as one space, and is not a token by itself, as in BERT.
 
-Padding has the id 0 everywhere here. ModernBERT's has another, so the two
-pieces change places, as an import does with the rows of the weights.
+In this project, the id of padding is always 0. ModernBERT has another piece at
+0, so the two are swapped, and an import swaps the rows of the weights.
 """
 
 import functools
@@ -27,7 +27,7 @@ from realm_jax.text.wordpieces import CONTINUATION
 
 # How the library writes a space.
 _SPACE = "Ġ"
-# What Unicode calls white space.
+# Unicode's white space.
 _SPACES = np.array([c for c in range(0x3001) if chr(c).isspace()], np.uint32)
 _UTF32 = "utf-32-le"
 
@@ -39,7 +39,7 @@ class BytePairVocabulary(BertVocabulary):
     tokenizer: Contents of a `tokenizer.json`.
 
   Raises:
-    VocabularyError: It is of another kind, or lacks a special piece.
+    VocabularyError: The tokenizer is of another kind, or lacks a special piece.
   """
 
   def __init__(self, tokenizer: str):
@@ -70,13 +70,13 @@ class BytePairVocabulary(BertVocabulary):
     return BytePairVocabulary, (self.tokenizer,)
 
   def from_theirs(self, ids: Int[np.ndarray, "*s"]) -> Int[np.ndarray, "*s"]:
-    """Returns our ids of the file's ids, or the other way around."""
+    """Maps the file's ids to ours, or our ids to the file's."""
     swapped = self._swapped
     return np.where(ids == swapped, 0, np.where(ids == 0, swapped, ids))
 
   @functools.cached_property
   def digest(self) -> str:
-    """The hash that identifies the vocabulary: of pieces, merges and rules."""
+    """Hash of pieces, merges and rules, which identifies the vocabulary."""
     file = json.loads(self.tokenizer)
     merges = file["model"].get("merges") or ()
     merges = [m if isinstance(m, str) else " ".join(m) for m in merges]
@@ -105,7 +105,7 @@ class BytePairVocabulary(BertVocabulary):
     ranges = np.fromiter(
       _chained(_chained(one.offsets) for one in found), np.int64
     ).reshape(-1, 2)
-    # Characters of all spaced texts, end to end.
+    # Byte ranges of the characters of all spaced texts.
     sizes = [len(text) for text, _ in spaced]
     ranges += np.repeat(np.cumsum([0, *sizes[:-1]]), counts)[:, None]
     characters = np.frombuffer(
@@ -116,7 +116,7 @@ class BytePairVocabulary(BertVocabulary):
     )
     starts = ranges[:, 0]
     starts = starts + (characters[starts] == ord(" "))
-    # A space by itself has the place of the character that follows.
+    # A space by itself has the position of the next character.
     last = np.maximum(ranges[:, 1] - 1, starts)
     return Tokens(
       self.from_theirs(ids).astype(np.int32),
@@ -132,7 +132,7 @@ def _chained(parts: Iterable[Iterable[Any]]) -> Iterable[Any]:
 def _spaced(text: str, *, follows: bool) -> tuple[str, Int[np.ndarray, "c 2"]]:
   """Returns a text with single spaces, and the bytes of its characters.
 
-  It ends without one.
+  The text does not end with a space.
   """
   codes = np.frombuffer(text.encode(_UTF32), np.uint32)
   is_space = np.isin(codes, _SPACES)
@@ -163,13 +163,13 @@ def _loaded(tokenizer: str) -> Any:
     )
   try:
     found = tokenizers.Tokenizer.from_str(tokenizer)
-  # The library raises nothing more exact.
+  # The library raises no more specific error.
   except Exception as error:
     raise VocabularyError(
       f"the tokenizer cannot be read ({error}); copy the file again"
     ) from error
   found.no_padding()
   found.no_truncation()
-  # A text that spells a special piece does not become one.
+  # A special piece in a text is encoded as plain text.
   found.encode_special_tokens = True
   return found

@@ -30,29 +30,29 @@ WITHOUT_CAPITALS = frozenset(
 EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 UNSPACED = EAST_ASIAN + r"\p{Thai}\p{Lao}\p{Tibetan}\p{Myanmar}\p{Khmer}"
 UNSPACED_CHARACTER = regex.compile(f"[{UNSPACED}]")
-# What BERT's tokenizer takes for one word has no white space, punctuation or
-# CJK. A run of another script without spaces is many words.
+# A character of a word, for BERT's tokenizer: no white space, punctuation or
+# CJK. Runs in other scripts without spaces consist of many words.
 _IN_WORD = (
   r"[^\s\p{P}$+<=>^`|~\u2000-\u206f\u2e80-\u9fff\uf900-\ufaff"
   rf"\U00020000-\U0003ffff{UNSPACED}]"
 )
 
-# Letters that are looked at for the script of a text.
+# Number of letters to sample for the script of a text.
 _NUM_SAMPLED = 64
-# Japanese is written in all of them.
+# Scripts that are reported as one, because Japanese mixes them.
 _NAMES_OF_EAST_ASIAN = ("Cjk", "Hiragana", "Katakana", "Halfwidth")
 
 
 class LanguageError(RealmError):
-  """A code that is no language's; the message names near ones."""
+  """A language code is unknown; the message suggests similar ones."""
 
 
 def require_language(code: str) -> None:
-  """Raises `LanguageError` unless this is a code of ISO 639-1."""
+  """Raises a `LanguageError` unless this is an ISO 639-1 code."""
   if code in CODES:
     return
   given = code.strip().lower()
-  # Python knows names such as german; pt-BR and deu begin with a code.
+  # Python knows names such as german; pt-BR and deu start with a code.
   near = CODES & {locale.normalize(given)[:2], given[:2]} or {
     known for known in CODES if known[0] == given[:1]
   }
@@ -63,14 +63,14 @@ def require_language(code: str) -> None:
 
 
 def words_longer_than(length: int) -> regex.Pattern[str]:
-  """Returns a pattern of longer words, in scripts that have spaces."""
-  # It is tried at the starts of words alone: its time is linear.
+  """Returns a pattern for longer words, in scripts with spaces."""
+  # Matches only at the starts of words, so its time is linear.
   return regex.compile(rf"(?<!{_IN_WORD}){_IN_WORD}{{{length + 1},}}")
 
 
 @functools.cache
 def _script_of(character: str) -> str:
-  """Returns the script of a letter; empty of another character."""
+  """Returns the script of a letter; empty for other characters."""
   if not character.isalpha():
     return ""
   name = unicodedata.name(character, "").split(" ")[0].capitalize()
@@ -78,9 +78,9 @@ def _script_of(character: str) -> str:
 
 
 def script(text: str) -> str:
-  """Returns the script, such as "Latin", of most letters of a sample.
+  """Returns the script, such as "Latin", of most characters in a sample.
 
-  It is empty if these are no letters.
+  It is empty if most are not letters.
   """
   if text.isascii():
     return "Latin" if any(map(str.isalpha, text[:_NUM_SAMPLED])) else ""

@@ -1,9 +1,9 @@
 """Masks of sentences: salient spans, random tokens, random spans.
 
 Each function takes a block (a record of `inputs.blocks`) and a seed, picks one
-of the block's sentences or takes all of its text, and chooses the tokens to
-mask. The functions are TensorFlow graph code for tf.data with stateless draws,
-so that a record is masked in the same way whenever it is read.
+of the block's sentences or all of its text, and chooses the tokens to mask. The
+functions are TensorFlow graph code for tf.data, with stateless random numbers,
+so that a record is always masked in the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +16,15 @@ Block = Mapping[str, tf.Tensor]
 
 
 class MaskedSentence(NamedTuple):
-  """The token ids of a sentence, and which of them are masked, if any."""
+  """The token ids of a sentence, and whether each is masked."""
 
   token_ids: Int[tf.Tensor, " s"]
   is_masked: Bool[tf.Tensor, " s"]
 
 
-# Picks a sentence of a block and the tokens to mask in it. It is called as the
-# functions below; `is_continuation` tells for each id of the vocabulary if it
-# continues a word.
+# Function that picks a sentence of a block and the tokens to mask in it, with
+# the arguments of the functions below. `is_continuation` has, for each id of
+# the vocabulary, whether it continues a word.
 ChooseMasks: TypeAlias = Callable[..., MaskedSentence]
 
 
@@ -38,7 +38,7 @@ def _item(
 def _random_item(
   ranges: Int[tf.Tensor, "n 2"], draw: Float[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
-  """Returns the range that a draw in [0, 1) chooses; [0, 0) without any."""
+  """Returns the range chosen by a number in [0, 1); [0, 0) without ranges."""
   size = tf.shape(ranges)[0]
   index = tf.cast(draw * tf.cast(size, draw.dtype), tf.int32)
   # The product may round up to size.
@@ -73,7 +73,7 @@ def salient_span(
 ) -> MaskedSentence:
   """Masks one of the block's salient spans (Guu et al. 2020, section 3.4).
 
-  The span is chosen uniformly, and the sentence contains it.
+  The span is chosen uniformly, and determines the sentence.
   """
   del is_continuation
   spans, sentences = block["salient_spans"], block["sentences"]
@@ -102,8 +102,8 @@ def random_tokens(
 ) -> MaskedSentence:
   """Masks single tokens at random, "random uniform masks" of REALM's Table 2.
 
-  There are as many as in BERT (Devlin et al. 2019, section 3.1), but all become
-  `[MASK]`: what REALM predicts must not be in the query.
+  Their number is as in BERT (Devlin et al. 2019, section 3.1), but all become
+  `[MASK]`, because the query must not contain the words that REALM predicts.
   """
   del is_continuation
   draw = tf.random.stateless_uniform((), seed)
@@ -143,8 +143,8 @@ def random_spans(
   first_token = tf.gather(tf.cast(tf.where(begins_word)[:, 0], tf.int32), word)
 
   # Span i starts at the word of token anchor[i] and has num_words[i] words.
-  # The anchors are the tokens in random order, so that the first unmasked one
-  # is random among all unmasked tokens.
+  # Anchors are the tokens in random order, so the first unmasked anchor is
+  # random among all unmasked tokens.
   draws = tf.random.stateless_uniform([2, length], tf.random.fold_in(seed, 1))
   anchor = tf.argsort(draws[0])
   # 1 … max_words, ℓ with probability ∝ p (1 − p)^(ℓ − 1).
@@ -184,15 +184,15 @@ def corrupted_spans(
   rate: float = 0.15,
   mean_length: float = 3.0,
 ) -> MaskedSentence:
-  """Masks spans of all of a block's text, T5's span corruption.
+  """Masks spans of a block's whole text, with T5's span corruption.
 
   As in T5's code (Raffel et al. 2020, section 3.1.4), `rate` of the tokens are
-  masked, in spans of `mean_length` tokens on average. All lengths of spans and
-  of the text before each that have these sums are equally likely.
+  masked, in spans of `mean_length` tokens on average. All partitions into spans
+  and gaps with these totals are equally likely.
   """
   del is_continuation
   token_ids = block["body_ids"]
-  # A single token stays.
+  # A single token is not masked.
   length = tf.maximum(tf.size(token_ids), 2)
   num_masked = tf.minimum(_num_masks(length, rate), length - 1)
   num_spans = tf.cast(

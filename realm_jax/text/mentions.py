@@ -1,13 +1,13 @@
-"""Where texts mention the titles of documents: exactly, as whole words.
+"""Finds mentions of documents' titles in texts, as whole words.
 
-The words and marks of a title must be those of the text, with any white space.
-If there are several, the first letter may also be a small one. A title of one
-word must have the same letters, so that a film "Speed" is not found in every
-speed. Of titles that overlap, the one that begins first is found, and of those
-the longest.
+The words and punctuation marks of a title must match the text exactly, except
+for white space. In a title with several words, the first letter may also be
+lower case; a title of one word must have the same case, so that a film "Speed"
+is not found in every "speed". Of overlapping titles, the first and then the
+longest is found.
 
-Runs of words are hashed to 64 bits, and looked up among the hashes of titles:
-27 bytes of memory for each title, where an automaton takes 180.
+Runs of words are hashed to 64 bits, and looked up among the hashes of titles.
+This takes 27 bytes of memory for each title; an automaton would take 180.
 """
 
 import hashlib
@@ -22,9 +22,10 @@ from jaxtyping import Bool, Int, Shaped, UInt64
 
 from realm_jax.text.languages import UNSPACED
 
-# Words and marks of the longest title that is found.
+# Maximum number of words and marks of a title.
 _LONGEST = 12
-# Share of the texts, and number of a few, that may mention a title.
+# A title is dropped if more than this share of the texts mentions it, and more
+# than this number.
 _MOST_TEXTS, _MOST_OF_FEW = 0.01, 20
 _TEXTS_AT_ONCE = 2048
 # A word, a character of a script without spaces, or a mark.
@@ -39,8 +40,8 @@ _Item = TypeVar("_Item")
 class Mentions(NamedTuple):
   """Finds titles in texts, by the key of each.
 
-  `hashes` are sorted, with `keys` in their order. `may_be` says, by the first
-  bits of a hash, whether it may be one of them; few others pass.
+  `hashes` are sorted, with `keys` in the same order. `may_be` is a filter by
+  the first bits of a hash, which few hashes of other phrases pass.
   """
 
   hashes: UInt64[np.ndarray, " k"]
@@ -51,10 +52,11 @@ class Mentions(NamedTuple):
   def of(
     cls, titles: Iterable[tuple[str, int]], sample: Iterable[str]
   ) -> "Mentions":
-    """Makes what finds titles, which come with their keys.
+    """Makes a finder of titles, from titles and their keys.
 
-    Titles are left out if they have no letter, as years, or over 12 words and
-    marks, or if more than 20 texts of a sample, and than 1%, mention them.
+    Titles are left out if they have no letter (such as years), if they have
+    over 12 words and marks, or if more than 20 texts of a sample, and more than
+    1%, mention them.
     """
     hashes, keys = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for batch in _batches(titles):
@@ -139,7 +141,7 @@ class _Tokens(NamedTuple):
     )
 
   def phrases(self) -> Iterator[UInt64[np.ndarray, " p"]]:
-    """Yields the hashes of phrases of 1, 2, … tokens, by the first of these."""
+    """Yields the hashes of phrases of 1, 2, … tokens, by their first token."""
     yield self.hashes
     found = self.capitals
     for length in range(2, _LONGEST + 1):
@@ -161,7 +163,7 @@ def _places(
 def find_sorted(
   values: Shaped[np.ndarray, " n"], ordered: Shaped[np.ndarray, " k"]
 ) -> tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-  """Returns where values are in a sorted array, and whether they are there."""
+  """Returns the positions of values in a sorted array, and if they exist."""
   if not len(ordered):
     return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
   places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)

@@ -1,17 +1,17 @@
 """Salient spans of any language: numbers, names, and phrases that recur.
 
-A phrase is salient if a corpus has it in several places, in few paragraphs and
-between various other words; recurring spans are the answers of Spider's
-pseudo-queries (Ram et al. 2022, arXiv 2112.07708). Names are those of the rules
-(`salient_spans`), where the script has capitals. No list of words is needed. In
-a text, numbers are taken first, then names, the rarest ones before others, and
-then the best phrases, each once: at most 12 in 100 words, and one of a text
-with fewer than 17. In scripts without spaces, a word is taken to have as many
-characters as it has on average: 1.7 in Chinese and Japanese, and 4 in Thai.
+A phrase is salient if it occurs several times in a corpus, in few paragraphs
+and between various other words; recurring spans are the answers of Spider's
+pseudo-queries (Ram et al. 2022, arXiv 2112.07708). In scripts with capitals,
+names are found by the rules of `salient_spans`. No list of words is needed. In
+a text, numbers come first, then names, the rarest first, and then the best
+phrases, each once: at most 12 in 100 words, and one in a text with fewer than
+17. In scripts without spaces, words are assumed to have the average number of
+characters: 1.7 in Chinese and Japanese, and 4 in Thai.
 
-Words of Chinese and Thai are those of jieba and PyThaiNLP where these are
-installed; without them, characters are counted instead, and the ends of phrases
-are often wrong.
+jieba and PyThaiNLP, if they are installed, find words in Chinese and Thai.
+Without them, characters are counted instead, and phrases often have wrong
+boundaries.
 """
 
 import collections
@@ -38,17 +38,17 @@ from realm_jax.text.languages import (
 from realm_jax.text.normalization import byte_positions
 from realm_jax.text.salient_spans import Span
 
-# Bytes of text that phrases are counted in; of more text, a sample.
+# Bytes of text in which phrases are counted; larger corpora are sampled.
 SAMPLE_BYTES = 8 << 20
 _SPANS_PER_WORD = 0.12
 # In Chinese and Japanese, and in Thai and the like.
 _CHARACTERS_PER_EAST_ASIAN_WORD, _CHARACTERS_PER_WORD = 1.7, 4
 _LONGEST_PHRASE = 8
-# A phrase neither begins nor ends with a word that more paragraphs have: a
-# quarter of them, but of a few paragraphs any number.
+# A phrase neither begins nor ends with a word that is in more than this share
+# of the paragraphs, if there are enough paragraphs.
 _COMMON, _FEW_PARAGRAPHS = 0.25, 32
-# A unit, such as a million or the character for a year, follows a number or
-# another unit in more of its places.
+# A unit, such as "million" or the character for a year, follows a number or
+# another unit in more than this share of its occurrences.
 _SHARE_OF_UNIT = 0.4
 # Added to the scores of numbers and names, which come before phrases.
 _NUMBER_FIRST, _NAME_FIRST = 1e6, 1e3
@@ -57,8 +57,8 @@ _NUMBER, _END = "0", -1
 # A character of a script without spaces, with its vowels.
 _CHARACTER = regex.compile(rf"[เ-ไເ-ໄ]?[{UNSPACED}]\p{{M}}*[ะาำๅະາຳ]?")
 _LETTER = rf"(?:(?![\d_{UNSPACED}])\w)"
-# Groups of scripts without spaces have the names of what can find words there.
-# Its time may grow with the square of a run, so that runs are cut.
+# Groups of scripts without spaces are named after their segmenters, whose time
+# may be quadratic in the length of a run, so runs are limited.
 _TOKEN = regex.compile(
   # Also 3:08, 20–18, 27-30% and 5/7/1990.
   r"(?P<number>\d+(?:[.,٫٬:/–-]\d+)*(?: ?[%٪])?)"
@@ -69,7 +69,7 @@ _TOKEN = regex.compile(
 )
 _EAST_ASIAN = regex.compile(f"[{EAST_ASIAN}]")
 _SPACED_WORD = regex.compile(rf"(?:(?![{UNSPACED}])[\w.,:'’/-])+")
-# Arabic's article, and what is written in one word with the next one.
+# Arabic's article and prefixes, which are written together with the next word.
 _ARABIC_PREFIX = regex.compile(
   "^(?:[وف]?(?:ال|بال|كال|لل)|[وفبل](?=.{4}))(?=..)"
 )
@@ -80,9 +80,9 @@ _Candidate: TypeAlias = tuple[float, int, int, str]
 
 
 class _Token(NamedTuple):
-  """A word, or a character of a script whose words nothing has found.
+  """A word, or a character in a script without a segmenter.
 
-  `key` is what is counted: all numbers are one word.
+  `key` is the counted form: all numbers count as the same word.
   """
 
   start: int
@@ -117,7 +117,7 @@ def _runs(text: str) -> Iterator[list[_Token]]:
 
 @functools.cache
 def _segmenter(package: str) -> Callable[[str], Iterable[str]] | None:
-  """Returns what finds words, if its package is installed."""
+  """Returns the segmenter of a package, if it is installed."""
   if importlib.util.find_spec(package) is None:
     return None
   if package == "pythainlp":
@@ -129,7 +129,7 @@ def _segmenter(package: str) -> Callable[[str], Iterable[str]] | None:
 
 
 def _num_words(text: str) -> float:
-  """Returns about how many words a text has."""
+  """Estimates the number of words of a text."""
   east_asian = len(_EAST_ASIAN.findall(text))
   others = len(UNSPACED_CHARACTER.findall(text)) - east_asian
   return (
@@ -141,12 +141,12 @@ def _num_words(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RecurringPhrases:
-  """A tagger that knows the phrases of a corpus: see `count_phrases`.
+  """A tagger that knows the phrases of a corpus (see `count_phrases`).
 
   Attributes:
-    language: ISO code of the language in which sentences are split.
-    scores: Phrases, their words joined by spaces, and how salient they are.
-    units: Words that mostly follow a number, or another one of them.
+    language: ISO code of the language, for splitting sentences.
+    scores: Salience of phrases, whose words are joined by spaces.
+    units: Words that mostly follow a number or another unit.
   """
 
   language: str = ENGLISH
@@ -165,7 +165,7 @@ class RecurringPhrases:
       return token.key == _NUMBER or token.key in self.units
 
     for is_inside, group in itertools.groupby(run, key=is_part):
-      # A unit before the first number is none.
+      # A unit before the first number does not count.
       tokens = [*itertools.dropwhile(lambda t: t.key != _NUMBER, group)]
       if is_inside and tokens:
         start, limit = tokens[0].start, tokens[-1].limit
@@ -174,13 +174,13 @@ class RecurringPhrases:
         yield _NUMBER_FIRST, start, limit, kind
 
   def _names(self, text: str, title: str) -> Iterator[_Candidate]:
-    # Latin names in other scripts need not have spaces around them.
+    # Latin names in other scripts may have no spaces around them.
     apart = UNSPACED_CHARACTER.sub("·", text)
     spans = list(salient_spans.names(apart, title, self.language))
     counts = collections.Counter(text[start:limit] for start, limit in spans)
     for start, limit in spans:
       name = text[start:limit]
-      # One that does not recur is rarer than all others.
+      # A name that does not recur is the rarest.
       key = " ".join(token.key for run in _runs(name) for token in run)
       score = self.scores.get(key, _NAME_FIRST) + np.log(counts[name])
       yield _NAME_FIRST + score, start, limit, "name"
@@ -230,13 +230,13 @@ def count_phrases(
       log(N / d) + log(l r / f²) + 0.4 c,
 
   where it occurs f times, in d of N paragraphs, after l and before r different
-  words. Of several words, c is the pointwise mutual information of the first
-  one and the rest, or of the last one and the rest, whichever is less. 8 MB of
-  Chinese take 20 seconds and 0.5 GB, if characters are counted.
+  words. For a phrase of several words, c is the lesser of the pointwise mutual
+  information of its first word and the rest, and of its last word and the rest.
+  8 MB of Chinese take 20 seconds and 0.5 GB, if characters are counted.
   """
   numbers: dict[str, int] = {}
   characters = set[str]()
-  # There is also an end before each run.
+  # There is also an end marker before each run.
   ids, paragraphs, num_paragraphs = [_END], [0], 0
   for text in texts:
     for paragraph in filter(None, text.split("\n")):
@@ -274,16 +274,16 @@ def _scores(
 ) -> dict[str, float]:
   """Returns the scores of the phrases that recur."""
   size, num_paragraphs = len(ids), int(paragraphs[-1]) + 1
-  # Ends of runs are neighbours of their own.
+  # Each end of a run counts as a different neighbor.
   neighbours = np.where(ids == _END, len(words) + np.arange(size), ids)
   most = num_paragraphs * _COMMON
   if num_paragraphs <= _FEW_PARAGRAPHS:
     most = num_paragraphs
   scores: dict[str, float] = {}
-  # In how many paragraphs is the word at a place, and the phrase that begins
-  # there and has a word less than those that are counted?
+  # Number of paragraphs with the word at a position, and with the phrase that
+  # begins there and is one word shorter than those being counted.
   of_word = of_shorter = np.ones(size)
-  # Numbers of the phrases that begin at each place, if they may recur.
+  # Ids of the phrases that begin at each position, if they may recur.
   phrases = ids
   for length in range(1, _LONGEST_PHRASE + 1):
     places = np.flatnonzero(phrases != _END)

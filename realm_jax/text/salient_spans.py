@@ -3,12 +3,12 @@
 REALM masks named entities and dates (section 3.4 of the paper, which finds them
 with a tagger trained on CoNLL-2003 and a regular expression). These rules need
 no model. They find names by their capitals, and English dates. In other
-languages `recurring_phrases` takes the names from here.
+languages, `recurring_phrases` uses the rules for names.
 
-Most capitalized words at the start of a sentence are no names. One counts as a
-name if the text gives evidence: the word is capitalized elsewhere inside a
-sentence or in the title, or precedes another capitalized word. It never does
-if it is a function word, or if the text also has it in lower case.
+Most capitalized words at the start of a sentence are not names. Such a word
+counts as a name if there is evidence: it is capitalized elsewhere inside a
+sentence or in the title, or precedes another capitalized word. It does not
+count if it is a function word, or if the text also has it in lower case.
 """
 
 import functools
@@ -35,10 +35,10 @@ class Span(NamedTuple):
   kind: str
 
 
-# Finds the spans (start byte, limit byte, kind) of a text that are worth
-# masking and do not overlap. It gets a whole document, so that one sentence may
-# explain another, and its title. One that is quicker with many texts at once,
-# as models are, has a method `tag_many(texts, titles)`.
+# A tagger returns disjoint spans (start byte, limit byte, kind) of a text that
+# are worth masking. It gets a whole document, so that one sentence may explain
+# another, and its title. A tagger that is faster with many texts at once, such
+# as a model, has a method `tag_many(texts, titles)`.
 FoundSpan: TypeAlias = tuple[int, int, str]
 Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
 
@@ -46,10 +46,9 @@ Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
 def tag_many(
   tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
 ) -> Sequence[Sequence[FoundSpan]]:
-  """Returns the spans of each text, in one call where the tagger has one.
+  """Returns the spans of each text, in a single call if possible.
 
-  The tagger reads texts without the characters that nobody sees, at which it
-  would end a word.
+  The tagger reads texts without invisible characters, which would split words.
   """
   visible = [_INVISIBLE.sub("", text) for text in texts]
   if (many := getattr(tagger, "tag_many", None)) is not None:
@@ -63,7 +62,7 @@ def tag_many(
 
 
 def _moved(spans: Sequence[FoundSpan], text: str) -> list[FoundSpan]:
-  """Returns the spans in a text of those in its visible characters."""
+  """Maps spans in a text's visible characters to the text."""
   is_visible = [not _INVISIBLE.match(character) for character in text]
   read = np.flatnonzero(np.repeat(is_visible, np.diff(byte_positions(text))))
   moved = []
@@ -123,8 +122,8 @@ _JOINT = (
 _NAME = re.compile(rf"(?<!\w)(?<!\w[-'’.]){_WORD}(?:{_JOINT} {_WORD})*")
 _NAME_WORD = re.compile(_WORD)
 _ANY_WORD = re.compile(r"[^\W\d_]+")
-# After these characters, as at a sentence's start, a capital is no sign of a
-# name.
+# After these characters, as at the start of a sentence, a capital is not
+# evidence of a name.
 _OPENINGS = "\"'`“”‘«(:[*•–—"
 
 FUNCTION_WORDS = frozenset(
@@ -176,8 +175,8 @@ def _candidates(
 ) -> Iterator[tuple[list[tuple[int, int]], bool]]:
   """Yields runs of capitalized words, and whether each begins a sentence."""
   for start, limit in sentence_characters(text, language):
-    # From the last character of the name before, so that a long sentence is not
-    # looked through for each of its names.
+    # From the last character of the previous name, so that a long sentence is
+    # not scanned for each of its names.
     after = start
     for match in _NAME.finditer(text, start, limit):
       words = [word.span() for word in _NAME_WORD.finditer(text, *match.span())]
@@ -196,7 +195,7 @@ def _is_function_word(word: str) -> bool:
 def names(
   text: str, title: str, language: str = ENGLISH
 ) -> Iterator[tuple[int, int]]:
-  """Yields the characters of names, which have capitals."""
+  """Yields the character ranges of capitalized names."""
   candidates = list(_candidates(text, language))
   # Evidence of the text: words with a capital inside a sentence, words that
   # also occur in lower case, and names found inside sentences.
@@ -258,12 +257,12 @@ def tag(text: str, title: str, language: str = ENGLISH) -> list[Span]:
 
 
 def dates(text: str, title: str) -> list[Span]:
-  """Finds dates alone, for taggers that find the names in another way."""
+  """Finds only dates, for taggers that find names in another way."""
   return [span for span in tag(text, title) if span.kind == "date"]
 
 
 def default_tagger(language: str) -> str:
-  """Returns the name of the tagger of a language that is given none."""
+  """Returns the name of the default tagger for a language."""
   return "rules" if language == ENGLISH else "recurring"
 
 
@@ -278,7 +277,7 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
     return None
   if name == "rules":
     return functools.partial(tag, language=language)
-  # Imported late: these modules import this one.
+  # Imported late, because these modules import this one.
   if name == "recurring":
     from realm_jax.text.recurring_phrases import RecurringPhrases
 

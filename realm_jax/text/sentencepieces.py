@@ -1,8 +1,9 @@
 """SentencePieces, as T5 reads and writes them.
 
-T5's model file has padding as piece 0, the end of a text as 1 and unknown
-characters as 2. Sentinels are not in it. They are the last ids, counted down:
-`<extra_id_0>` is 32,099 after 32,000 pieces, as with seqio's `extra_ids=100`.
+In T5's model file, padding is piece 0, the end of a text is 1, and unknown
+characters are 2. Sentinels are not in the file. They are the last ids, counted
+down: `<extra_id_0>` is 32,099 after 32,000 pieces, as with seqio's
+`extra_ids=100`.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from realm_jax.text.vocabulary import (
 )
 
 MODEL_FILE = "spiece.model"
-# Characters in a part of a text that pieces are learned from.
+# Number of characters in a part of a text for training.
 _PART = 4_000
 _NUM_SENTINELS = 100
 # Threads that load models at the same time may crash.
@@ -32,20 +33,20 @@ _loading = threading.Lock()
 
 
 class SentencePieceVocabulary:
-  """The pieces of a SentencePiece model, the contents of a file, and sentinels.
+  """The pieces of a SentencePiece model, and sentinels.
 
-  Texts give the ids that they give in seqio and transformers. A sentinel may
-  also be within a word: the tokens of `(<extra_id_0>)` are those of `(` and
-  `)`, and the sentinel between them.
+  Texts have the same ids as in seqio and transformers. A sentinel may also be
+  within a word: `(<extra_id_0>)` has the tokens of `(` and `)`, with the
+  sentinel between them.
 
   Raises:
-    VocabularyError: This is no model, or its padding has another id than 0.
+    VocabularyError: This is not a model, or the id of padding is not 0.
   """
 
   def __init__(self, model: bytes):
     self.model, self._pieces = model, _loaded(model)
     self.digest = hashlib.sha256(model).hexdigest()
-    # What follows a sentinel goes on with its word, unless a space is there.
+    # Text after a sentinel continues a word, unless there is a space.
     self._rest_of_word = _loaded(model)
     self._rest_of_word.OverrideNormalizerSpec(add_dummy_prefix=False)
     self.pad_id, self.eos_id = self._pieces.pad_id(), self._pieces.eos_id()
@@ -66,12 +67,12 @@ class SentencePieceVocabulary:
     return SentencePieceVocabulary, (self.model,)
 
   def _id_of(self, piece: str) -> int | None:
-    # seqio's sentinels begin words.
+    # seqio's sentinels start words.
     ids = map(self._pieces.PieceToId, (piece, f"▁{piece}"))
     return next((id for id in ids if id != self._pieces.unk_id()), None)
 
   def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text and its sentinels, without an end."""
+    """Returns the ids of a text with sentinels, without the end token."""
 
     def encode(part: str, follows: bool) -> list[int]:
       goes_on = follows and part[:1].strip()
@@ -80,7 +81,7 @@ class SentencePieceVocabulary:
     return encode_parts(text, self.sentinels, encode)
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids before the first end, without padding."""
+    """Returns the text of ids before the first end token, without padding."""
     unknown, most = self._pieces.unk_id(), self._pieces.GetPieceSize()
     before_end = itertools.takewhile(lambda id: id != self.eos_id, ids)
     texts = list[str]()

@@ -1,4 +1,4 @@
-"""What a reader needs of its vocabulary, whichever kind of pieces it has."""
+"""Interfaces of vocabularies, for any kind of pieces."""
 
 import abc
 import itertools
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from realm_jax.errors import RealmError
 
-# T5's names of what stands for spans of a text, numbered from 0.
+# T5's names of sentinels, which replace spans of a text, numbered from 0.
 SENTINEL = "<extra_id_{}>"
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9]\d{0,3})>")
 
@@ -20,7 +20,7 @@ SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 
 
 class VocabularyError(RealmError):
-  """A vocabulary that cannot be used; the message says what to do."""
+  """A vocabulary cannot be used; the message says what to do."""
 
 
 class Tokens(NamedTuple):
@@ -41,7 +41,7 @@ class Vocabulary(Protocol):
   """Token ids of texts, in wordpieces or sentencepieces.
 
   Attributes:
-    size: Number of ids. A model may have more, which no text reaches.
+    size: Number of ids. A model may have more, which no text has.
     digest: SHA-256 that identifies the vocabulary.
     pad_id, eos_id: Ids of padding, always 0, and of the end of a text.
     sentinels: Ids of `<extra_id_0>`, `<extra_id_1>`, …; empty without any.
@@ -56,7 +56,7 @@ class Vocabulary(Protocol):
   def digest(self) -> str: ...
 
   def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text and its sentinels, without an end."""
+    """Returns the ids of a text with sentinels, without an end token."""
     ...
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -65,13 +65,13 @@ class Vocabulary(Protocol):
 
 
 class BertVocabulary(abc.ABC):
-  """A vocabulary that a corpus is built with: its texts have BERT's tokens.
+  """A vocabulary for building a corpus, with BERT's special tokens.
 
   Attributes:
     is_continuation: Whether each piece continues a word.
 
   Args:
-    pieces: The pieces in the order of their ids, as people read them.
+    pieces: The pieces in the order of their ids, in readable form.
 
   Raises:
     VocabularyError: A special piece is missing.
@@ -105,7 +105,8 @@ class BertVocabulary(abc.ABC):
   ) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates.
 
-    If they `follow`, they go on within a text, where pairs have no space.
+    If they `follow`, they continue a text, and byte pairs have no leading
+    space.
     """
 
   @abc.abstractmethod
@@ -131,12 +132,12 @@ class BertVocabulary(abc.ABC):
     return [*itertools.chain.from_iterable(parts)][:-1]
 
   def notes(self, text: str) -> list[str]:
-    """Returns a sentence on the words of a text that are `[UNK]`, if any."""
+    """Returns a sentence about words of a text that are `[UNK]`, if any."""
     del text
     return []
 
   def require_known(self, text: str) -> None:
-    """Raises `RealmError` if the words of a text are unknown, all of them."""
+    """Raises a `RealmError` if all words of a text are unknown."""
     del text
 
 
@@ -167,7 +168,7 @@ def encode_parts(
 def encode_texts(
   vocabulary: Vocabulary, texts: Sequence[str], length: int
 ) -> Int[np.ndarray, "n {length}"]:
-  """Returns the ids of texts with their end, int32, cut or padded to a length.
+  """Returns ids of texts with the end token, truncated or padded to a length.
 
   encode_texts(vocabulary, batch.texts("question"), 32)
   """

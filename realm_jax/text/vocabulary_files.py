@@ -1,16 +1,16 @@
-"""Vocabularies as files: pieces, and how text is normalized for them.
+"""Vocabularies as files: pieces, and the normalization of text.
 
 vocab.txt              a piece on each line; line n has id n - 1
 vocab.json             its `Normalization`, such as {"normalizer": "bert",
                        "lowercase": true, "strip_accents": true}
 
-A model of Hugging Face says it in other files:
+Models of Hugging Face have other files:
 
-tokenizer_config.json  how text is normalized, and added pieces
+tokenizer_config.json  normalization of text, and added pieces
 tokenizer.json         the same with all pieces, if there is no vocab.txt
 added_tokens.json      added pieces
 
-Byte-level pairs, as of ModernBERT, are a tokenizer.json alone.
+Byte-level BPE, as in ModernBERT, has only a tokenizer.json.
 """
 
 import dataclasses
@@ -55,16 +55,15 @@ def read_vocabulary(
 ) -> BertVocabulary:
   """Reads a vocabulary file, or a directory that has one.
 
-  Files beside it say how text is normalized. Where there are none, pieces with
-  capitals are taken for those of cased text, with a warning.
+  Files in the same folder determine the normalization of text. Without them,
+  pieces with capitals are assumed to be for cased text, with a warning.
 
   Args:
     path: vocab.txt under any name, tokenizer.json, or a directory with
       either.
-    cased: Whether text keeps its capitals; None takes what the files say.
-    normalizer: Normalizer of text in lower case, unless vocab.json says it;
-      None takes `bert` if Hugging Face's files are there, and else
-      `tensorflow_text`.
+    cased: Whether text keeps its capitals; None follows the files.
+    normalizer: Normalizer of lower-case text, unless vocab.json has one; None
+      is `bert` if there are Hugging Face's files, and else `tensorflow_text`.
 
   Raises:
     VocabularyError: There is no vocabulary, it is not one of BERT's kind, or
@@ -90,7 +89,7 @@ def read_vocabulary(
         f"{folder} adds {piece!r} with the id {number}, which is "
         f"{by_id[number]!r} in {file}; are both files of one model?"
       )
-  # Ids without a piece are rows of the model that no text reaches.
+  # Ids without a piece are rows of the model that no text has.
   pieces = [
     by_id.get(number, _placeholder(number)) for number in range(max(by_id) + 1)
   ]
@@ -129,7 +128,7 @@ def has_vocabulary(directory: epath.PathLike) -> bool:
 def write_vocabulary(
   directory: epath.PathLike, vocabulary: BertVocabulary
 ) -> None:
-  """Writes vocab.json, and then vocab.txt; of byte pairs tokenizer.json."""
+  """Writes vocab.json and then vocab.txt, or tokenizer.json for byte pairs."""
   folder = epath.Path(directory)
   if isinstance(vocabulary, BytePairVocabulary):
     (folder / _FAST).write_text(vocabulary.tokenizer, encoding="utf-8")
@@ -174,7 +173,7 @@ def _placeholder(number: int) -> str:
 
 
 def _check(pieces: list[str], *, source: str) -> None:
-  """Raises `VocabularyError` if `pieces` are no BERT vocabulary."""
+  """Raises a `VocabularyError` if `pieces` are not a BERT vocabulary."""
   if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
     raise VocabularyError(
       f"{source} has no {', '.join(missing)}; a BERT vocabulary lists "
@@ -187,7 +186,7 @@ def _check(pieces: list[str], *, source: str) -> None:
     )
   number_of: dict[str, int] = {}
   for number, piece in enumerate(pieces):
-    # BERT's tokenizers give a piece the last of its ids.
+    # In BERT's tokenizers, the last of a repeated piece's ids counts.
     if (fault := number_of.get(piece, None if piece else number)) is not None:
       again = f" and again on line {number + 1}" if piece else ""
       raise VocabularyError(
@@ -268,10 +267,10 @@ def _of_hugging_face(
   fast: Mapping[str, Any],
   normalizer: Normalizer | None,
 ) -> Normalization | None:
-  """Returns what a tokenizer of Hugging Face does, if its files say it.
+  """Returns the normalization of a Hugging Face tokenizer, if in its files.
 
-  (The `do_lower_case` of sentence-transformers' own file only says whether text
-  is lower-cased before.)
+  (`do_lower_case` in sentence-transformers' own file only means that text is
+  lower-cased before.)
   """
   of_fast = fast.get("normalizer")
   of_fast = of_fast if isinstance(of_fast, dict) else {}

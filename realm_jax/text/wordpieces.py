@@ -1,4 +1,4 @@
-"""Wordpieces of BERT, and where they are in a text.
+"""BERT's wordpieces, with their positions in the text.
 
 `WordpieceVocabulary` normalizes text (`normalization`), splits it at white
 space, punctuation and ideographs, and takes the longest known pieces, as BERT
@@ -6,8 +6,8 @@ does. Words of over 100 characters are `[UNK]`.
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
-shown as it was written. `vocabulary_files` reads and writes vocabularies, and
-`vocabulary_training` learns them.
+shown in its original form. `vocabulary_files` reads and writes vocabularies,
+and `vocabulary_training` learns them.
 """
 
 import functools
@@ -27,13 +27,13 @@ from realm_jax.text.vocabulary import BertVocabulary, Tokens
 CONTINUATION = "##"
 
 LONGEST_WORD = 100
-# Words whose pieces are remembered, about 200 bytes each. Few others are in a
-# text, so that almost no word is split twice.
+# Number of words in the cache of splits, about 200 bytes each. It covers nearly
+# all words of a text.
 _REMEMBERED_WORDS = 1 << 17
 
 
 def guess_normalization(pieces: Iterable[str]) -> Normalization:
-  """Returns what pieces alone say: with capitals, they are of cased text."""
+  """Guesses the normalization: pieces with capitals are for cased text."""
   # Special and unused pieces are in brackets.
   has_capitals = any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
   return Normalization.of(cased=has_capitals)
@@ -44,7 +44,7 @@ class WordpieceVocabulary(BertVocabulary):
 
   Args:
     pieces: The pieces in the order of their ids.
-    normalization: What is done to text before; None guesses it from the pieces.
+    normalization: Normalization of text; None guesses it from the pieces.
   """
 
   def __init__(
@@ -62,7 +62,7 @@ class WordpieceVocabulary(BertVocabulary):
     self._pieces_of = functools.lru_cache(_REMEMBERED_WORDS)(self._split)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # Another process makes the tables, and remembers words, itself.
+    # Another process rebuilds the tables and the cache.
     return WordpieceVocabulary, (self.pieces, self.normalization)
 
   @property
@@ -72,10 +72,10 @@ class WordpieceVocabulary(BertVocabulary):
 
   @functools.cached_property
   def digest(self) -> str:
-    """The hash that identifies the vocabulary.
+    """Hash that identifies the vocabulary.
 
-    It is that of the joined pieces, after which the normalization is named
-    unless the pieces say it.
+    It covers the joined pieces, and the normalization, unless that is the one
+    guessed from the pieces.
     """
     lines = [*self.pieces]
     if self.normalization != guess_normalization(self.pieces):
@@ -115,7 +115,7 @@ class WordpieceVocabulary(BertVocabulary):
     pieces = [*map(self._pieces_of, words)]
     num_pieces = np.fromiter(map(len, pieces), np.int64, len(pieces))
     token_ids = np.fromiter(itertools.chain.from_iterable(pieces), np.int32)
-    # Tokens stand end to end within words. [UNK] is the whole of its word.
+    # Tokens are consecutive within words. [UNK] covers its whole word.
     sizes, word_sizes = self._num_characters[token_ids], limits - starts
     unknown = np.flatnonzero(token_ids == self.unk_id)
     sizes[unknown] = np.repeat(word_sizes, num_pieces)[unknown]
@@ -131,12 +131,12 @@ class WordpieceVocabulary(BertVocabulary):
     return Tokens(token_ids, row_offsets, byte_ranges)
 
   def notes(self, text: str) -> list[str]:
-    """Returns a sentence on the words of a text that are `[UNK]`, if any."""
+    """Returns a sentence about words of a text that are `[UNK]`, if any."""
     unknown = self._words(text)[1]
     return [f"the run does not know: {', '.join(unknown)}"] if unknown else []
 
   def require_known(self, text: str) -> None:
-    """Raises `RealmError` if the words of a text are unknown, all of them."""
+    """Raises a `RealmError` if all words of a text are unknown."""
     known, unknown = self._words(text)
     letters = "".join(unknown)
     if letters and script(letters) and not script("".join(known)):
@@ -147,7 +147,7 @@ class WordpieceVocabulary(BertVocabulary):
       )
 
   def _words(self, text: str) -> tuple[list[str], list[str]]:
-    """Returns what is known of a text, in pieces, and its unknown words."""
+    """Returns the known pieces of a text, and its unknown words."""
     tokens, encoded = self.tokenize_with_offsets([text]), text.encode()
     known, unknown = list[str](), list[str]()
     for token, (start, limit) in zip(

@@ -1,9 +1,9 @@
-"""Chooses the numbers of bins that a step is compiled for.
+"""Chooses the bin counts for which a step is compiled.
 
-They are chosen before the first step: the bins that half of the batches need,
-where these are much fewer than what most need, as in small batches; the bins
-that most need; and some more in a geometric series. Beyond them, each sequence
-has a bin of its own.
+They are chosen before the first step: the count that suffices for half of the
+batches, if it is much smaller than what most batches need, as for small
+batches; the count that suffices for most; and larger ones in a geometric
+series. Batches beyond these use one bin for each sequence.
 """
 
 import functools
@@ -20,14 +20,15 @@ from realm_jax.models.packing import num_groups, token_sequences
 from realm_jax.training.encoder_inputs import BinCounts, needed_bins
 from realm_jax.training.stages.stage import ExampleArrays, Stage, StepBatch
 
-# Random batches from which the bins that batches need are estimated.
+# Number of random batches for the estimates.
 _SAMPLES = 8
-# Factor of the estimates: retrieved blocks may be longer than random ones. A
-# step that needs more takes the next numbers.
+# Factor of the estimates, because retrieved blocks may be longer than random
+# ones. A step that needs more bins uses the next count.
 _MARGIN = 1.05
-# Share of the next number's tokens that a number saves, to be worth compiling.
+# Share of tokens that a count must save, compared to the next one, to be worth
+# compiling.
 _MIN_SAVING = 0.15
-# Share of the longest sequences' tokens that a batch has, without a corpus.
+# Assumed share of tokens in padded sequences, without a corpus.
 _ASSUMED_SHARE = 0.65
 
 
@@ -40,17 +41,18 @@ def choose_bin_counts(
   groups: int,
   at_most: int,
 ) -> tuple[BinCounts, ...]:
-  """Chooses numbers of bins, the fewest first.
+  """Chooses bin counts, smallest first.
 
-  They follow from the arguments alone. A resumed run must have the same ones,
-  or its sums would be rounded differently.
+  They depend only on the arguments, so that a resumed run has the same ones:
+  with others, its sums would be rounded differently.
 
   Args:
     shapes: Arrays of a global batch.
-    corpus: Corpus from which random sentences and blocks are taken; with None,
-      a share of the tokens is assumed.
-    groups: Number of parts of a batch, on all devices together.
-    at_most: Number of layouts at most, of which one pads all sequences.
+    corpus: Corpus to sample random sentences and blocks from; without one, a
+      share of the tokens is assumed.
+    groups: Number of parts of a batch, over all devices.
+    at_most: Maximum number of layouts, including the one that pads all
+      sequences.
   """
   if at_most == 1:
     return ()

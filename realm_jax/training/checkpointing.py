@@ -1,9 +1,9 @@
-"""Checkpoints of a run: what it starts or continues from, and what it saves.
+"""Starts a run from checkpoints, continues it, and saves it.
 
-Beside parameters and optimizer a checkpoint has the item `loop`, a flat
-dictionary of arrays: where the loop is (`LoopState`), and what a run that
-continues must have in common with the one that saved it (`RunIdentity`). The
-examples of a run come from the version of their corpus that it began with,
+Besides parameters and optimizer, a checkpoint has the item `loop`, a flat
+dictionary of arrays. It has the position of the loop (`LoopState`), and the
+settings that a run must share with the checkpoint it continues from
+(`RunIdentity`). Examples come from the corpus version with which the run began,
 until it ends, so that their order stays the same.
 """
 
@@ -44,20 +44,20 @@ from realm_jax.weights.name_maps import SEPARATE_TOWERS, SHARED_TOWER
 
 T = TypeVar("T")
 
-# Number of the format of checkpoints. Another one is not continued.
+# Version of the checkpoint format. Runs with another one cannot be continued.
 _FORMAT = 5
-# Fills up rows of retrieved ids, which are never negative.
+# Padding of rows of retrieved ids, which are never negative.
 _NO_ID = -1
-# Components that are stored under another name where a run starts from.
+# Components that have another name in the checkpoint from which a run starts.
 _STORED_AS = {START_RETRIEVER: "retriever"}
-# What a run shares with the checkpoint that it continues from: the values of
-# `_SETTINGS`, the SHA-256 of its `vocabulary` and, of the view that its reader
-# reads, its `reader_vocabulary`, the `corpus_version` of its
-# examples with its `corpus_fingerprint`, both in hexadecimal, and how many
-# blocks the corpus that it searches had at its start (`searched_blocks`).
+# Values that a run must share with the checkpoint that it continues from:
+# `_SETTINGS`; SHA-256 digests of its `vocabulary` and, for a reader with a
+# view, of its `reader_vocabulary`; `corpus_version` and `corpus_fingerprint` of
+# its examples; and `searched_blocks`, the number of blocks at its start in the
+# corpus that it searches. Digests are hexadecimal.
 RunIdentity: TypeAlias = dict[str, int | str]
-# The settings that a run must keep, by the name of what a checkpoint records. A
-# run that does not wait for snapshots records 0 for their distance and lag.
+# Settings that a run must keep, by their names in a checkpoint. A run that does
+# not wait for snapshots records 0 for their distance and lag.
 _SETTINGS = {
   "seed": "SEED",
   "batch_size": "BATCH_SIZE",
@@ -74,11 +74,11 @@ _SETTINGS = {
 def read_loop_item(
   store: CheckpointStore, step: int, vocabulary: str
 ) -> LoopItem:
-  """Returns what a checkpoint records for a run that continues from it.
+  """Returns the item `loop` of a checkpoint, for a run that continues from it.
 
   Raises:
-    CheckpointError: It cannot be read, is of another vocabulary, or has no such
-      record in this format.
+    CheckpointError: The checkpoint cannot be read, has another vocabulary, or
+      has no such item in this format.
   """
   store.require_vocabulary(step, vocabulary)
   item = store.loop_item(step)
@@ -94,15 +94,15 @@ def read_loop_item(
 def examples_of_run(
   model_dir: epath.PathLike, examples_dir: epath.PathLike
 ) -> tuple[Corpus, int | None]:
-  """Opens the version that a run began with, or the newest for a new run.
+  """Opens the corpus version that a run began with; the newest for a new run.
 
-  Beside it, it returns how many blocks the corpus that the run searches had at
-  its start; None for a new run.
+  Also returns the number of blocks that the searched corpus had at the run's
+  start; None for a new run.
 
   Raises:
     CorpusError: There is no corpus, or the version was removed.
-    CheckpointError: The run is of another vocabulary, or its checkpoint cannot
-      be read.
+    CheckpointError: The run has another vocabulary, or its checkpoint cannot be
+      read.
   """
   newest = Corpus.open(examples_dir)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
@@ -131,15 +131,15 @@ class RetrievedIds(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-  """What a checkpoint keeps of a step that is being prepared.
+  """Record, in a checkpoint, of a step that was being prepared.
 
   Attributes:
-    snapshot: Step of the snapshot that it searches.
-    retrieved: Blocks that were retrieved for the queries of this process. A
-      resumed run need not search with parameters that no longer exist. None if
-      they have to be searched.
-    searches: Number of the search that has retrieved them. A stage may search
-      again for what it has found.
+    snapshot: Step of the snapshot that the step searches.
+    retrieved: Blocks that were retrieved for the queries of this process, which
+      a resumed run could not repeat without the earlier parameters. None if
+      there was no search yet.
+    searches: Number of searches that led to these blocks. A stage may search
+      several times.
   """
 
   snapshot: int
@@ -151,11 +151,11 @@ class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    positions: Positions in the data at which the rows of this process go on,
-      of each stage where there are several.
-    next_steps: Records of the next steps, in their order; the first names the
-      snapshot in use. A run without snapshots has none.
-    indexed_corpus: SHA-256 of the corpus version of a run's rolling index.
+    positions: Positions in the data of this process's next rows, for each stage
+      if there are several.
+    next_steps: Records of the next steps, in order; the first has the snapshot
+      in use. Empty for a run without snapshots.
+    indexed_corpus: SHA-256 of the corpus version in the run's rolling index.
   """
 
   positions: Int64[np.ndarray, "b *s"]
@@ -163,11 +163,11 @@ class LoopState(NamedTuple):
   indexed_corpus: str | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
-    """Returns the state as arrays, those of the global batch on the devices."""
+    """Returns the state as arrays; those of the global batch are sharded."""
     rows: LoopItem = {"positions": to_words(self.positions)}
     found = [one.retrieved for one in self.next_steps if one.retrieved]
     if found and found[0].ids.size:
-      # A step that has searched once has fewer blocks than one that has twice.
+      # After one search, a step has fewer blocks than after two.
       width = max(one.ids.shape[1] for one in found)
       padding = [((0, 0), (0, width - one.ids.shape[1])) for one in found]
       ids, scores = (
@@ -189,7 +189,7 @@ class LoopState(NamedTuple):
 
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
-    """Returns the state that arrays hold, with this process's rows."""
+    """Returns the state from these arrays, with this process's rows."""
     own = sharding.row_groups(mesh).local_rows(len(item["positions"]))
     positions = _from_words(np.asarray(item["positions"])[own])
     records = [StepRecord(step) for step in recorded_snapshots(item)]
@@ -207,13 +207,13 @@ class LoopState(NamedTuple):
 class Checkpointer:
   """Initializes or restores the state of a run, and saves it.
 
-  A save that failed is taken again, at the next step and from its state, up to
-  `max_failures` times in a row. With 0 the first failure ends the run: a run
-  that waits for snapshots of certain steps has no use for other checkpoints,
-  and one of several processes cannot save again, because orbax keeps the others
-  in a barrier for up to ten minutes.
+  After a failed save, the next step is saved instead, up to `max_failures`
+  times in a row. With 0, the first failure ends the run: a run that waits for
+  snapshots of certain steps has no use for other checkpoints, and a run with
+  several processes cannot save again, because orbax keeps the others in a
+  barrier for up to ten minutes.
 
-  The components of `required` must not start from random values.
+  Components in `required` must not start from random values.
   """
 
   def __init__(
@@ -242,12 +242,12 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or of a new run.
 
-    The given state is fresh; if there is a checkpoint, it may be abstract.
+    `state` is a fresh state; if there is a checkpoint, it may be abstract.
 
     Raises:
-      CheckpointError: A checkpoint does not fit, was saved by a run with other
-        settings, or the run has only its first and was started from other
-        sources.
+      CheckpointError: A checkpoint does not fit, or was saved with other
+        settings; or the run has only its first checkpoint, which was started
+        from other sources.
     """
     store, mesh = self._store, _mesh_of(state)
     if not store.steps():
@@ -282,7 +282,7 @@ class Checkpointer:
       store.require_vocabulary(step, digest, name=READER_VOCABULARY)
 
   def _load_initial(self, params: Params) -> Params:
-    """Takes components from the checkpoints to start from."""
+    """Replaces components by those of the initial checkpoints."""
     return {
       name: self._load_component(name, fresh) for name, fresh in params.items()
     }
@@ -322,7 +322,7 @@ class Checkpointer:
     return fresh
 
   def _require_started_from_sources(self, params: Params) -> None:
-    """Checks a run that has only checkpoint 0 against what it starts from."""
+    """Checks that checkpoint 0, if it is the only one, has these sources."""
     for name, wanted in self._load_initial(params).items():
       if wanted is not params[name] and not _all_equal(params[name], wanted):
         model_dir = self._store.directory.parent
@@ -333,10 +333,10 @@ class Checkpointer:
         )
 
   def must_save_again(self) -> bool:
-    """Returns whether the last save has failed, as far as it is known yet.
+    """Returns whether the last save is known to have failed.
 
     Raises:
-      CheckpointNotWrittenError: It has, and is not taken again.
+      CheckpointNotWrittenError: The save has failed too often.
     """
     try:
       self._store.check()
@@ -348,7 +348,7 @@ class Checkpointer:
     return False
 
   def save(self, state: TrainState, loop_state: LoopState) -> None:
-    """Copies the state off the devices; it is written in the background."""
+    """Copies the state off the devices, and writes it in the background."""
     item = self._own | loop_state.to_item(_mesh_of(state))
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:
@@ -358,13 +358,13 @@ class Checkpointer:
   def rolling_vectors(
     self, step: int, fingerprint: str, like: dict[str, jax.ShapeDtypeStruct]
   ) -> dict[str, jax.Array] | None:
-    """Restores the vectors of all blocks, like abstract arrays by their names.
+    """Restores the rolling index's vectors as sharded arrays.
 
-    It returns None where they cannot be read, are of another corpus version, or
-    have other padding, which follows from the number of devices.
+    Returns None if they cannot be read, belong to another corpus version, or
+    have other padding, which depends on the number of devices.
     """
     store = self._store
-    # A new run's checkpoint is still being written.
+    # A new run's checkpoint may still be being written.
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
@@ -376,7 +376,7 @@ class Checkpointer:
       return None
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
-    """Returns the error with the checkpoint to continue from."""
+    """Adds the checkpoint from which to continue to an error."""
     with contextlib.suppress(CheckpointNotWrittenError):
       self.wait()
     return NonFiniteLossError(
@@ -389,11 +389,11 @@ class Checkpointer:
 def _taken(
   store: CheckpointStore, step: int, item: str, fresh: Params
 ) -> Params:
-  """Returns a component with the values of one that is stored.
+  """Returns a component with the values of a stored one.
 
-  Components with an `encoder`, such as readers, differ in what is above it.
-  Heads that the stored one lacks keep their first values. A tower for the
-  queries of a second search begins as that for those of the first.
+  Components with an `encoder`, such as readers, may have different heads; a
+  head that the stored component lacks keeps its initial values. The tower for
+  queries of a second search starts as a copy of the query tower.
   """
   stored, wanted = store.stored(step, item), _abstract(fresh)
   if HOP_TOWER in fresh and HOP_TOWER not in stored:
@@ -406,7 +406,7 @@ def _taken(
   if "encoder" in fresh and "encoder" in stored:
     if lacking := [part for part in fresh if part not in stored]:
       logging.info("%s start from random values", ", ".join(lacking))
-    # orbax restores a component whole: also what has no place here.
+    # Orbax restores a component whole, including parameters that are not used.
     wanted = {
       part: wanted.get(
         part, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)
@@ -423,8 +423,8 @@ def _taken(
 def _all_equal(one: Params, other: Params) -> jax.Array:
   """Returns whether two trees have the same values.
 
-  This is one program. A program for each array would run at the same time as
-  others, and the collectives of several processes would wait for each other.
+  This is a single program. Separate programs for the arrays could run at the
+  same time, and the collectives of several processes would deadlock.
   """
   same = jax.tree.map(jnp.array_equal, one, other)
   return jnp.stack(jax.tree.leaves(same)).all()
@@ -445,5 +445,5 @@ def _mesh_of(state: TrainState) -> Mesh:
 
 
 def _from_words(words: UInt32[np.ndarray, "*s 2"]) -> Int64[np.ndarray, "*s"]:
-  """Returns the numbers that `to_words` has split."""
+  """Joins the integers that `to_words` split."""
   return np.ascontiguousarray(words).view(np.int64)[..., 0]

@@ -1,6 +1,6 @@
-"""What follows from a run's configuration, its corpora and the devices.
+"""Derives the parts of a run from its configuration, corpora and devices.
 
-Above all, these are the steps of the run, compiled ahead of time.
+Most importantly, compiles its steps ahead of time.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ from realm_jax.training.step import TrainStep
 
 @dataclasses.dataclass(frozen=True)
 class StepSetup:
-  """The parts from which a step's programs follow; none of them is a file.
+  """The inputs that determine a step's programs; none of them is a file.
 
   Attributes:
     components: Modules for the vocabulary of the corpus.
     num_blocks: Number of blocks of the corpus that is searched.
-    number: Number of the stage among `config.stages`.
+    number: Index of the stage in `config.stages`.
 
   Raises:
     ValueError: The configuration does not fit the devices, or the corpus has
@@ -57,8 +57,8 @@ class StepSetup:
   number: int = dataclasses.field(default=0, kw_only=True)
 
   def __post_init__(self) -> None:
-    # Devices may be able to share the columns of heads, and not the heads. Of
-    # several rules for an axis, the first counts.
+    # Heads may not be divisible even if their columns are. If an axis has
+    # several rules, the first counts.
     rule = dict(reversed(self.config.mesh.all_axis_rules))["activation_heads"]
     for name, component in self.components.items():
       sharding.require_divisible(
@@ -67,22 +67,22 @@ class StepSetup:
         ("activation_heads",),
         NamedSharding(self.mesh, PartitionSpec(rule)),
       )
-    # They are found now, so that an error comes before anything is opened.
+    # Evaluated now, to raise errors before anything is opened.
     _ = self.num_searched, self.local_rows
 
   @property
   def stage(self) -> Stage:
-    """Stage whose steps these are."""
+    """Stage of the steps."""
     return self.config.stages[self.number]
 
   @property
   def searches_in_step(self) -> bool:
-    """Whether its step itself retrieves."""
+    """Whether the step does its own retrieval."""
     return self.config.retrieve_on_device and not self.number
 
   @functools.cached_property
   def num_searched(self) -> int:
-    """Number of blocks that are searched for each query."""
+    """Number of blocks that a search returns for each query."""
     return self._num_searched(self.num_blocks)
 
   def _num_searched(self, num_blocks: int) -> int:
@@ -91,14 +91,14 @@ class StepSetup:
 
   @property
   def text_reader(self) -> TextReader | None:
-    """Reader of passages, if the stage's is one."""
+    """The reader, if the stage's reader reads passages."""
     if self.stage.reads_passages:
       return self.components.text_reader
     return None
 
   @property
   def local_rows(self) -> Int[np.ndarray, " b"]:
-    """Numbers of the rows of every global batch that are this process's."""
+    """Indices of this process's rows in every global batch."""
     config = self.config
     return sharding.row_groups(self.mesh).local_rows(
       config.data.batch_size, parts=config.num_microbatches
@@ -106,10 +106,7 @@ class StepSetup:
 
   @property
   def init(self) -> Callable[[jax.Array], Params]:
-    """Function that initializes the parameters, in flax's boxes, from a key.
-
-    They are of all stages of the run.
-    """
+    """Function that initializes all stages' parameters, in Flax's boxes."""
     data = self.config.data
     lengths = data.query_length, data.block_length
     return sharding.shared_partial(
@@ -118,7 +115,7 @@ class StepSetup:
 
   @property
   def optimizer(self) -> optax.GradientTransformation:
-    """Optimizer of the run, of what any of its stages trains."""
+    """Optimizer of the parameters that any stage of the run trains."""
     config = self.config
     of_stages = [stage.components for stage in config.stages]
     components = tuple(dict.fromkeys(itertools.chain(*of_stages)))
@@ -131,7 +128,7 @@ class StepSetup:
     )
 
   def blocks_of_device(self, at_once: int) -> int:
-    """Returns how many blocks each device embeds if all embed `at_once`."""
+    """Returns the number of blocks for each device if all embed `at_once`."""
     devices = self.mesh.size
     share = capacity_for(self.num_blocks, devices=devices) // devices
     return max(1, min(-(-at_once // devices), share))
@@ -166,10 +163,10 @@ class StepSetup:
     )
 
   def layout(self, corpus: Corpus | None) -> PackingLayout:
-    """Returns how the step lays out sequences, by the lengths of a corpus.
+    """Returns the step's layout of sequences, for the lengths in a corpus.
 
-    They are assumed without one. Without packing, each sequence has a bin of
-    its own.
+    Without a corpus, lengths are assumed. Without packing, each sequence has
+    its own bin.
     """
     config, layout = self.config, PackingLayout(self.mesh)
     if not config.pack:
@@ -190,13 +187,13 @@ class RunSetup(StepSetup):
   """The parts of a run that exist before anything is opened for writing.
 
   Attributes:
-    examples: Corpus that examples come from.
+    examples: Corpus from which examples come.
     corpus: Corpus that is searched; the same one, unless there are two.
-    searched_blocks: Number of blocks that it had when the run began. Queries
-      search for as many as then, however many there are now.
+    searched_blocks: Number of blocks in `corpus` when the run began. It
+      determines the number of blocks to search for, even if the corpus grows.
 
   Raises:
-    ValueError: The corpus has fewer blocks by now than a query searches for.
+    ValueError: The corpus now has fewer blocks than a query searches for.
   """
 
   examples: Corpus
@@ -215,7 +212,7 @@ class RunSetup(StepSetup):
 
   @property
   def identity(self) -> RunIdentity:
-    """What a run shares with the checkpoint that it continues from."""
+    """Values that a run must share with the checkpoint it continues from."""
     config = self.config
     of_stages: RunIdentity = {}
     if config.auxiliary:
@@ -247,7 +244,7 @@ def set_up(config: TrainConfig) -> RunSetup:
   Raises:
     CorpusError: There is no corpus, or its blocks are longer than
       `block_length`.
-    CheckpointError: The run's last checkpoint is of another vocabulary.
+    CheckpointError: The run's last checkpoint has another vocabulary.
     ValueError: The configuration does not fit the corpus or the devices.
   """
   data = config.data
@@ -279,15 +276,15 @@ def set_up(config: TrainConfig) -> RunSetup:
 
 
 class CompiledSteps:
-  """The steps of a run, which are compiled in each mode that it will need.
+  """The steps of a run, compiled in each mode that the run needs.
 
-  A step that searches depends on the number and the type of all vectors. It is
-  compiled when these are known, and again only where a later snapshot has
-  other shapes: a corpus that has outgrown its capacity.
+  The program of a step that searches depends on the number and type of all
+  vectors. It is compiled when these are known, and again only if a later
+  snapshot has other shapes, because the corpus has outgrown its capacity.
 
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
-      shapes of what is searched.
+      shapes of the searched arrays.
   """
 
   def __init__(self, setup: StepSetup, layout: PackingLayout):
@@ -320,9 +317,10 @@ class CompiledSteps:
   def trace(
     self, state: TrainState, batch: StepBatch, searched: Any, first_step: int
   ) -> Iterator[tuple[bool, jax.stages.Traced]]:
-    """Yields the step, retriever frozen or not, as needed from a first step on.
+    """Yields the steps that are needed from a first step on.
 
-    All arrays may be abstract; the buffers of the state are donated.
+    These are the step with a frozen retriever, and the one without. All arrays
+    may be abstract; the buffers of the state are donated.
     """
     setup, config = self._setup, self._setup.config
     shardings = jax.tree.map(lambda array: array.sharding, state)
@@ -364,7 +362,7 @@ class CompiledSteps:
       if self.programs:
         logging.info("the corpus has outgrown its capacity: compiling the step")
       self.compile(state, batch, searched)
-    # A copy from the host that nobody has asked for is an error.
+    # Implicit copies from the host are errors.
     with jax.transfer_guard("disallow"):
       return self.programs[key](state, batch, searched)
 
@@ -376,7 +374,7 @@ def _initial(
   block_length: int,
   key: jax.Array,
 ) -> Params:
-  """Initializes what any stage has, as the first of them does."""
+  """Initializes all stages' components, each by the first stage that has it."""
   params: Params = {}
   for stage in stages:
     params = stage.init(components, query_length, block_length, key) | params
@@ -384,6 +382,6 @@ def _initial(
 
 
 def _shapes(searched: Any) -> Any:
-  """Returns what a program depends on: static values, shapes and types."""
+  """Returns the key of a program: static values, shapes and types."""
   leaves, structure = jax.tree.flatten(searched)
   return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

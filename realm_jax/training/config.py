@@ -32,15 +32,16 @@ from realm_jax.training.stages.stage import Stage
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When a run saves checkpoints, and where its first parameters come from.
+  """When a run saves checkpoints, and where its initial parameters come from.
 
   Attributes:
-    save_every_steps: Distance of checkpoints, and so of snapshots, in steps.
-    keep_checkpoints: Number of the latest checkpoints that are kept; step 0
-      always is.
-    initial_checkpoint: MODEL_DIR of the stage before, or one of its
+    save_every_steps: Steps between checkpoints, and thus between snapshots.
+    keep_checkpoints: Number of latest checkpoints to keep; step 0 is always
+      kept.
+    initial_checkpoint: MODEL_DIR of the previous stage, or one of its
       checkpoints.
-    initial_reader: Another one to take the reader from.
+    initial_reader: MODEL_DIR or checkpoint from which to take the reader
+      instead.
   """
 
   save_every_steps: PositiveInt = 500
@@ -62,25 +63,23 @@ class RefreshConfig:
   """How a run follows the index builder, or keeps a rolling index.
 
   Attributes:
-    swap_snapshots: Whether later snapshots are swapped in at all; open QA
-      stays with its first.
+    swap_snapshots: Whether later snapshots are swapped in at all; open QA keeps
+      its first one.
     wait_for_snapshots: Whether the snapshot of checkpoint c is used from
-      exactly step c + lag_steps, for which the trainer waits, so that a run is
-      deterministic. Otherwise the newest loaded snapshot is used.
-    lag_steps: Steps between a checkpoint and the use of its snapshot; with
-      `wait_for_snapshots` only.
-    refresh_every_steps: Distance of the snapshots that are used, in steps:
-      those of other checkpoints are not. None uses the snapshots of all
-      checkpoints.
-    max_staleness_steps: Age of the oldest vector that may be searched, in
-      steps. None is ten times the distance of the snapshots that are used,
-      and 0 sets no limit.
-    on_stale: What to do beyond that limit, `warn` or `fail`.
+      exactly step c + lag_steps on. The trainer then waits for it, and the run
+      is deterministic. Otherwise the newest loaded snapshot is used.
+    lag_steps: Steps between a checkpoint and the use of its snapshot; only with
+      `wait_for_snapshots`.
+    refresh_every_steps: Steps between the snapshots that are used; others are
+      ignored. None uses the snapshots of all checkpoints.
+    max_staleness_steps: Maximum age of the oldest vector, in steps. None is ten
+      times the distance between snapshots, and 0 sets no limit.
+    on_stale: Action beyond this limit, `warn` or `fail`.
     timeout_seconds: Seconds to wait for a snapshot before giving up.
-    blocks_per_step: Number of blocks that each step embeds again, on all
-      devices together, in an index that the run keeps itself. With 0 the run
+    blocks_per_step: Number of blocks that each step embeds again, over all
+      devices, in a rolling index that the run keeps itself. With 0 the run
       follows an index builder.
-    rolling_refresh_dtype: Type of that index's vectors, `float32` or
+    rolling_refresh_dtype: Type of the rolling index's vectors, `float32` or
       `bfloat16`.
   """
 
@@ -100,20 +99,20 @@ class RefreshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """How the devices share the parameters, the optimizer's state and the work.
+  """How parameters, optimizer state and work are sharded over the devices.
 
-  The devices that `fsdp` and `model_parallelism` leave divide the batch alone,
-  each with a copy of the parameters.
+  The remaining factor of the number of devices is data parallelism, with
+  replicated parameters.
 
   Attributes:
-    fsdp: Number of devices that divide parameters and optimizer state among
-      them, and the batch as well (fully sharded data parallelism). A step
-      gathers each layer's parameters when it needs them.
-    model_parallelism: Number of devices that divide the vocabulary, the
+    fsdp: Number of devices that share parameters and optimizer state, and also
+      the batch (fully sharded data parallelism). A step gathers each layer's
+      parameters when it needs them.
+    model_parallelism: Number of devices that share the vocabulary, the
       attention heads and the feed-forward layers, and compute on the same
       examples.
-    axis_rules: Pairs of a logical axis and the mesh axis or axes that divide
-      it, or None. They come before `sharding.LOGICAL_AXIS_RULES`.
+    axis_rules: Pairs of a logical axis and the mesh axis or axes over which it
+      is sharded, or None. They precede `sharding.LOGICAL_AXIS_RULES`.
   """
 
   fsdp: PositiveInt = 1
@@ -122,33 +121,33 @@ class MeshConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-    # Raises an error where a rule is wrong.
+    # Raises an error if a rule is wrong.
     _ = self.all_axis_rules
 
   @property
   def all_axis_rules(self) -> AxisRules:
-    """All rules from logical axes to the mesh, those of the run first."""
+    """All rules from logical axes to the mesh, the run's own first."""
     return with_defaults(self.axis_rules)
 
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryStage:
-  """A stage that takes some steps of a run from its main one.
+  """An additional stage, to which some steps of a run belong.
 
-  Whose turn a step is follows from the seed and the step alone, and each stage
-  has its own stream of examples, whose position checkpoints keep: so a resumed
-  run repeats both. A step is one stage's, rather than a sum of all losses,
-  because each keeps the batch, the in-batch negatives and the program that it
-  has by itself. All share one state and one optimizer. What a step's stage does
-  not train keeps its values and moments, so no step decays another's. Only the
-  main stage may search, so that all that an index needs stays as it was.
+  The stage of a step is a function of seed and step, and each stage has its own
+  stream of examples, whose position checkpoints record: so a resumed run
+  repeats both. Each step belongs to one stage, instead of summing all losses,
+  so that a stage keeps its batch, its in-batch negatives and its program. All
+  stages share one state and one optimizer. A step leaves parameters that its
+  stage does not train, and their moments, unchanged. Only the main stage may
+  search, which keeps everything about indexes as in a run of one stage.
 
   Attributes:
-    name: Name before its metrics, as in `judged/loss`.
-    stage: What its steps train. It retrieves nothing.
-    share: Share of the steps that it takes, on average.
-    task, split, question_files, other_lengths: Its data, as `DataConfig` has
-      them; seed, batch size and the other lengths are the run's.
+    name: Prefix of the stage's metrics, as in `judged/loss`.
+    stage: Stage, which must not retrieve.
+    share: Average share of the steps that belong to the stage.
+    task, split, question_files, other_lengths: Data of the stage, as in
+      `DataConfig`; seed, batch size and the other lengths are the run's.
   """
 
   name: str
@@ -178,28 +177,28 @@ class TrainConfig:
     model_dir: Directory of the run's checkpoints, snapshots and metrics.
     data: Task, corpus, batch and lengths. Examples come from the corpus
       version that the run began with.
-    stage: What is trained, and by which loss.
+    stage: Stage, which determines the components and the loss.
     retriever: Towers; they take the vocabulary of the corpus.
-    num_steps: Steps of the whole run; the learning rate falls until there.
-    reader: Reader, for the stages that have one.
-    components: Further components, by the names that a stage gives them.
-    mesh: How the devices share the parameters and the work.
-    num_microbatches: Number of parts of a batch whose gradients a step computes
-      one after the other and adds. The result is that of the whole batch, in
-      less memory. Inverse cloze embeds each part twice for it.
+    num_steps: Steps of the whole run; the learning rate decays until then.
+    reader: Reader, for stages that have one.
+    components: Further components, by their names in the stage.
+    mesh: Sharding of the parameters and the work.
+    num_microbatches: Number of parts into which a step splits the batch. Their
+      gradients are computed one after the other and added: the result is the
+      same as for the whole batch, in less memory. Stages with in-batch
+      negatives embed each part twice.
     pack: Whether short sequences share bins. Otherwise all are padded to the
-      greatest length, and the step computes on the padding, too.
-    max_shape_buckets: Number of shapes, at most, of the bins of packed
-      sequences, all of which one compiled step has. With more of them, a step
-      computes on less padding, and takes longer to compile.
+      greatest length, and the step also computes on the padding.
+    max_shape_buckets: Maximum number of bin counts for which a step is
+      compiled. More of them mean less padding and a longer compilation.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
-    metric_writers: What shows the metrics, beside metrics.jsonl: "tensorboard",
-      "wandb", or a `Tracker` of your own (`metric_writers.py`).
-    steps_ahead: Number of steps whose batches are in preparation while a step
-      computes. More of them hide a search that takes several steps, and
-      `current_queries` are then as many steps old.
-    auxiliary: Stages that take some of the steps.
+    metric_writers: Writers of metrics, in addition to metrics.jsonl:
+      "tensorboard", "wandb", or your own `Tracker` (`metric_writers.py`).
+    steps_ahead: Number of steps whose batches are prepared while a step
+      computes. More of them hide a search that takes several steps;
+      `current_queries` are then `steps_ahead` steps old.
+    auxiliary: Additional stages, to which some of the steps belong.
   """
 
   model_dir: epath.PathLike
@@ -207,7 +206,7 @@ class TrainConfig:
   stage: Stage
   retriever: Annotated[Retriever, OfRun()]
   optimizer: OptimizerConfig
-  # Devices count them in 32 bits.
+  # Devices count steps in 32 bits.
   num_steps: Annotated[int, Range(least=0, most=2**31 - 1)]
   reader: Annotated[Reader | None, OfRun()] = None
   components: Annotated[Mapping[str, Component], OfRun()] = dataclasses.field(
@@ -299,16 +298,16 @@ class TrainConfig:
       )
 
   def prefix_of(self, number: int) -> str:
-    """Returns what stands before the names of a stage's metrics."""
+    """Returns the prefix of the names of a stage's metrics."""
     return f"{self.auxiliary[number - 1].name}/" if number else ""
 
   @property
   def stages(self) -> tuple[Stage, ...]:
-    """The main stage, then those that are auxiliary."""
+    """The main stage, followed by the auxiliary ones."""
     return (self.stage, *(one.stage for one in self.auxiliary))
 
   def stage_of(self, step: int) -> int:
-    """Returns the number among `stages` of the one that takes a step."""
+    """Returns the index in `stages` of the stage to which a step belongs."""
     drawn = np.random.default_rng((self.data.seed, step)).random()
     limits = np.cumsum([one.share for one in self.auxiliary])
     place = int(np.searchsorted(limits, drawn, side="right"))
@@ -331,17 +330,17 @@ class TrainConfig:
 
   @property
   def refresh_every_steps(self) -> int:
-    """Distance of the snapshots that are used, in steps."""
+    """Number of steps between the snapshots that are used."""
     return self.refresh.refresh_every_steps or self.checkpoints.save_every_steps
 
   @property
   def keeps_rolling_index(self) -> bool:
-    """Whether the run itself embeds the blocks that it searches."""
+    """Whether the run keeps a rolling index, instead of using a builder."""
     return self.refresh.blocks_per_step > 0
 
   @property
   def waits(self) -> bool:
-    """Whether each step's snapshot follows from the step alone."""
+    """Whether the snapshot of each step is a function of the step."""
     refresh = self.refresh
     return (
       self.stage.retrieval is not None

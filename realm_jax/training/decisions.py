@@ -1,10 +1,10 @@
-"""The decisions that all processes of a run must take alike.
+"""Decisions on which all processes of a run must agree.
 
-Nothing else in the loop decides these by itself. What concerns a step is
-decided before that step is dispatched, by the hosts, while the devices compute
-the step before it. Flags that the step itself reduces would need no exchange,
-but they are read only after the steps that are dispatched already. A SIGTERM
-with a grace of 30 s would then come too late for steps of 20 s.
+All of them are made here. The hosts decide about a step before it is
+dispatched, while the devices compute the previous step. Flags that the step
+itself reduces would need no exchange, but are read only after the steps that
+have already been dispatched. This would be too late for a SIGTERM with a grace
+period of 30 s and steps of 20 s.
 """
 
 import threading
@@ -15,15 +15,17 @@ from realm_jax.partitioning.agreement import Agreement
 
 
 class StepDecision(NamedTuple):
-  """What holds for a step in all processes.
+  """A decision about a step, the same in all processes.
 
   Attributes:
     load: Snapshot that all processes should load.
-    snapshot: The same, once all have loaded it: the next step may use it.
-    refused: Whether a process cannot use it, so that another is to be offered.
-    stop: Whether the run saves and ends after this step, as it was preempted.
-    abandoned: Whether a process gives the step up, so that no process runs it.
-    metrics: Means of the metrics of the hosts.
+    snapshot: The same snapshot, once all have loaded it: the next step may use
+      it.
+    refused: Whether a process cannot use the snapshot, so that process 0 should
+      offer another one.
+    stop: Whether the run, which was preempted, saves and ends after this step.
+    abandoned: Whether a process gives up the step, so that no process runs it.
+    metrics: Means of the hosts' metrics.
   """
 
   load: int | None
@@ -35,7 +37,7 @@ class StepDecision(NamedTuple):
 
 
 class Decisions:
-  """Decides for all processes of a run, each of which says what it knows.
+  """Makes the decisions for all processes of a run, from facts of each.
 
   Args:
     preempted: Event that SIGTERM sets, in any process.
@@ -63,11 +65,11 @@ class Decisions:
     self.loop = Agreement("loop", while_waiting=self.stop_requested)
     self.last: StepDecision | None = None
     self.preempted_anywhere = self.loop.stop_event(preempted)
-    # A process that waits for others tells them that it was preempted.
+    # A process that waits for others can report that it was preempted.
     self._steps = Agreement(
       "steps", while_waiting=self.preempted_anywhere.is_set
     )
-    # The step after which the run ends, if it was preempted.
+    # Step after which the run ends, if it was preempted.
     self._last_step: int | None = None
 
   def of_step(
@@ -79,10 +81,10 @@ class Decisions:
     abandoned: bool = False,
     metrics: Mapping[str, float],
   ) -> StepDecision:
-    """Decides what concerns a step, from the retrieval's thread.
+    """Decides about a step, in the retrieval thread.
 
     The snapshot that this process could swap in, and the one that it cannot
-    use, are what `IndexSchedule.loaded` returns.
+    use, come from `IndexSchedule.offer`.
 
     Raises:
       ProcessesError: A process has failed.
@@ -101,7 +103,7 @@ class Decisions:
     return self.last
 
   def after_step(self, step: int) -> tuple[bool, bool]:
-    """Returns whether to save once `step` steps are done, and to end then."""
+    """Returns whether to save after `step` steps, and whether to end then."""
     stop = self._last_step is not None and step > self._last_step
     if self._steps.count == 1:
       stop = self._preempted.is_set()
@@ -109,16 +111,16 @@ class Decisions:
     return is_due or stop, stop
 
   def stop_requested(self) -> bool:
-    """Whether a run that waits, between two steps, should give up waiting.
+    """Whether a run that waits between two steps should give up.
 
-    It raises what `check` does.
+    Raises the errors of `check`.
     """
     self._check()
     return self.preempted_anywhere.is_set()
 
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns the fields of a `StepDecision`, from what all processes know."""
+  """Returns the fields of a `StepDecision`, from the facts of all processes."""
   wanted = facts[0]["snapshot"]
   return {
     "load": wanted,

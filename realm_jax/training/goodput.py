@@ -1,7 +1,8 @@
 """Goodput: the share of a run's wall time in which it made progress.
 
-It counts all lives of a run and the time between them. Each row of metrics has
-the sums so far, from which the next life goes on.
+It includes all processes of a run, from start to start, and the time between
+them. Each row of metrics has the sums so far, from which a resumed run
+continues.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from typing import Any
 
 import jax
 
-# Seconds of this process that were no part of a step.
+# Seconds of this process that were not spent on steps.
 _spent = {"compile": 0.0, "wait": 0.0, "save": 0.0}
 
 
@@ -25,7 +26,7 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 @contextlib.contextmanager
 def lost_to(kind: str) -> Iterator[None]:
-  """Counts the seconds of a block, `wait` or `save`, as no part of a step."""
+  """Counts the seconds of a `with` block as `wait` or `save`, not as a step."""
   began = time.monotonic()
   try:
     yield
@@ -34,7 +35,7 @@ def lost_to(kind: str) -> Iterator[None]:
 
 
 class Goodput:
-  """The seconds of a run, from `began` or the last of its earlier rows on."""
+  """The seconds of a run, counted from `began` or from its last earlier row."""
 
   def __init__(
     self, rows: Sequence[dict[str, Any]], *, start_step: int, began: float

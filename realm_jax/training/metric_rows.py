@@ -1,9 +1,8 @@
 """The metrics of every step of a run, as lines of JSON.
 
-On a disk they are one file, `metrics.jsonl`. On an object store, where nothing
-can be appended, those of each checkpoint are a file of the folder `metrics`,
-whose name is their first step. `read_rows` reads both, also where a MODEL_DIR
-was copied from one to the other.
+On a disk, there is one file, `metrics.jsonl`. Object stores cannot append, so
+the folder `metrics` has a file for each checkpoint, named after its first step.
+`read_rows` reads both, also if a MODEL_DIR was copied between them.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from realm_jax.storage.paths import is_remote, list_names, read_bytes
 _FILE = "metrics.jsonl"
 _PARTS = "metrics"
 _SUFFIX = ".jsonl"
-# Parts that are read at the same time.
+# Number of parts to read at the same time.
 _READERS = 16
 
 # The metrics of a step, and its number: `step`.
@@ -31,11 +30,11 @@ Row = dict[str, Any]
 
 
 class Records:
-  """Adds records to a file, none of them in part.
+  """Adds whole records to a file.
 
-  Each flush writes those since the last one, on an object store to a file of
-  their own, which begins with the header. What cannot be written, such as on a
-  full disk, is kept in memory and written by a later flush.
+  Each flush writes the records since the last one; on an object store to a new
+  file, which begins with the header. Records that cannot be written, for
+  example on a full disk, stay in memory and are written by a later flush.
   """
 
   def __init__(self, path: Callable[[], epath.Path], *, header: bytes = b""):
@@ -74,10 +73,10 @@ class Records:
 
 
 class MetricRows(Records):
-  """Adds rows to those of a run of which `start_step` steps are done.
+  """Adds rows to the metrics of a run with `start_step` completed steps.
 
-  The first flush removes rows of later steps: they are from a run that ended
-  after its last checkpoint, and those steps are repeated.
+  The first flush removes rows of later steps: they are from after the last
+  checkpoint of an earlier process, and are repeated.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, start_step: int):
@@ -102,7 +101,7 @@ class MetricRows(Records):
 
 
 def _remove_rows_after(step: int, directory: epath.Path) -> None:
-  """Removes the rows of later steps, and one that was cut."""
+  """Removes the rows of later steps, and a truncated row."""
   parts = _parts(directory)
   for first in [first for first in parts if first > step]:
     parts.pop(first).unlink()

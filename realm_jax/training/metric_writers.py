@@ -1,9 +1,9 @@
-"""What shows the metrics of a run: TensorBoard, Weights & Biases, or your own.
+"""Writers of a run's metrics: TensorBoard, Weights & Biases, or your own.
 
     METRIC_WRITERS = ["tensorboard", "wandb", @my_trackers.Tracker()]
 
-A tracker of your own is a dataclass that has what `Tracker` says, in a module
-that `--modules` names.
+Your own tracker is a dataclass that implements `Tracker`, in a module listed
+with `--modules`.
 """
 
 import functools
@@ -24,16 +24,16 @@ from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.paths import is_remote
 from realm_jax.training.metric_rows import Records
 
-# Event files that this process has begun, which may be several in a second.
-# Readers go by the order of the names.
+# Numbers of this process's event files, of which there may be several in a
+# second. Readers order files by name.
 _event_files = itertools.count()
 
 
 class MetricWriter(Protocol):
-  """Takes the metrics of each step, on process 0, whose loop waits for it.
+  """Writes the metrics of each step, on process 0, whose loop waits for it.
 
-  A run that goes on repeats the steps after its checkpoint. `flush`, which is
-  called once a second at most, may raise an `OSError` and is then called again.
+  A resumed run repeats the steps after its checkpoint. `flush` is called at
+  most once a second; if it raises an `OSError`, it is called again later.
   """
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...
@@ -43,16 +43,15 @@ class MetricWriter(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-  """The settings of a writer, which `open` opens for each life of a run."""
+  """Settings of a writer; `open` is called when a run starts or resumes."""
 
   def open(self, model_dir: epath.Path) -> MetricWriter: ...
 
 
 class EventFile(Records):
-  """Events of TensorBoard; each life of a run has a file of its own.
+  """A TensorBoard event file, a new one whenever the run starts or resumes.
 
-  To a file on an object store nothing can be appended: there, each flush
-  uploads another one.
+  Object stores cannot append to a file, so each flush uploads another one.
   """
 
   def __init__(self, model_dir: epath.Path):
@@ -81,10 +80,10 @@ def _event(**fields: Any) -> bytes:
   """Returns the record of an event, a protocol buffer without Python types.
 
   A record is the length of its data, the data, and a checksum of each.
-  tensorboard's own `RecordWriter` computes these in Python: for 25 metrics a
-  step then takes 0.23 ms, and so 0.07 ms.
+  tensorboard's own `RecordWriter` computes the checksums in Python: for 25
+  metrics it takes 0.23 ms a step, and this takes 0.07 ms.
   """
-  # The extra `train` brings it, and other commands read this module.
+  # Imported here, because only the extra `train` installs it.
   from tensorboard.compat.proto.event_pb2 import Event
 
   data = Event(wall_time=time.time(), **fields).SerializeToString()
@@ -100,10 +99,10 @@ def _checksum(data: bytes) -> bytes:
 
 
 class WandbRun:
-  """A run of Weights & Biases, whose variables choose project and mode.
+  """A run of Weights & Biases; its environment variables set project and mode.
 
-  MODEL_DIR/wandb_id has its id, so that a resumed run goes on in it. There, the
-  first metrics of a step that is repeated stay.
+  MODEL_DIR/wandb_id has the id, so that a resumed run continues it. If steps
+  are repeated, Weights & Biases keeps their first metrics.
   """
 
   def __init__(self, model_dir: epath.Path):
@@ -132,7 +131,7 @@ class WandbRun:
     self._run.log({**scalars}, step=step)
 
   def flush(self) -> None:
-    """Wandb's own process writes and sends."""
+    """Does nothing: wandb's own process writes and sends."""
 
   def close(self) -> None:
     self._run.finish()
@@ -147,7 +146,7 @@ _OWN: Mapping[str, Callable[[epath.Path], MetricWriter]] = {
 def open_writers(
   trackers: Sequence[str | Tracker], model_dir: epath.PathLike
 ) -> list[MetricWriter]:
-  """Opens writers by their names, or by the settings of one's own."""
+  """Opens writers by name, or by the settings of a `Tracker`."""
   return [
     (_OWN[one] if isinstance(one, str) else one.open)(epath.Path(model_dir))
     for one in trackers

@@ -1,4 +1,4 @@
-"""Metrics of a run: their rows and writers, lines of the log, and NaNs.
+"""Metrics of a run: rows and writers, the log, and checks for NaNs.
 
 Metrics are fetched two steps late, so that the host never waits for the step
 that the devices compute.
@@ -24,15 +24,15 @@ from realm_jax.training.metric_writers import Tracker, open_writers
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 15.0
-# Steps may take milliseconds, and each write to a file a good part of one.
+# A write takes a good part of a millisecond, and steps may take milliseconds.
 _FLUSH_SECONDS = 1.0
-# The loss of a step says nothing about the parameters after it. A checkpoint
-# of parameters that are not finite would be useless.
+# Metrics that must be finite. A finite loss does not imply finite parameters
+# after the step, and a checkpoint of non-finite parameters would be useless.
 _FINITE = ("loss", "gradient_norm", "parameter_norm")
 _SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
-# The metrics by which a collapse of the retriever is recognised. Below the
-# values here, the latter two have nowhere to fall: with one candidate beside
-# the null block, the entropy is always near 0.
+# Metrics that reveal a collapse of the retriever. Recall and entropy count only
+# from the values here on: with one candidate besides the null block, for
+# example, the entropy is always near 0.
 _UTILITY = "retrieval_utility"
 _MIN_BEST = {"recall": 0.02, "candidate_entropy": 0.1}
 # Utility, in nats per token, above which candidates help.
@@ -52,17 +52,17 @@ class NonFiniteLossError(RealmError):
 class MetricsLog:
   """Writes the metrics of every step, in order, two steps late.
 
-  They go to the file of rows and to writers such as TensorBoard's. What cannot
-  be written, such as on a full disk, is said once and tried again with the next
-  rows: metrics do not end a run.
+  They go to the file of rows and to writers such as TensorBoard's. A failure to
+  write, such as on a full disk, is logged once and retried with the next rows:
+  metrics never end a run.
 
   Args:
     model_dir: Directory of the files.
-    start_step: Number of steps that are done; `MetricRows` removes later rows.
+    start_step: Number of completed steps; `MetricRows` removes later rows.
     writers: Names or settings of writers (`metric_writers.py`).
-    began: Time, as of `time.time`, from which a new run's goodput counts.
-    writes: Whether this process writes files and shows progress. All look for
-      NaNs, so that a run ends everywhere.
+    began: Time (`time.time`) from which a new run's goodput counts.
+    writes: Whether this process writes files and shows progress. All processes
+      check for NaNs, so that a run ends everywhere.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class MetricsLog:
     began: float | None = None,
     writes: bool = True,
   ):
-    # Steps whose metrics the devices may still compute, and those of the host.
+    # Steps whose metrics the devices may still be computing.
     self._pending: collections.deque[
       tuple[int, Mapping[str, jax.Array], Mapping[str, Any]]
     ] = collections.deque()
@@ -93,7 +93,7 @@ class MetricsLog:
     )
     self._rows = MetricRows(model_dir, start_step=start_step)
     self._writers = open_writers(writers, model_dir) if writes else []
-    # The last step that the log shows, and when it was written.
+    # Last logged step, and the time of logging.
     self._shown: tuple[int, float] | None = None
     self._has_warned = False
     self._step_began = time.perf_counter()
@@ -106,10 +106,10 @@ class MetricsLog:
     on_devices: Mapping[str, jax.Array],
     on_host: Mapping[str, float],
   ) -> None:
-    """Takes the metrics after `step` steps, and writes an earlier step's.
+    """Adds the metrics after `step` steps, and writes those of an earlier one.
 
     Raises:
-      NonFiniteLossError: The result of that earlier step is not finite.
+      NonFiniteLossError: The result of the earlier step is not finite.
     """
     now = time.perf_counter()
     seconds, self._step_began = now - self._step_began, now
@@ -133,7 +133,7 @@ class MetricsLog:
     self._flush_files()
 
   def close(self) -> None:
-    """Writes what was taken; metrics that are still pending are dropped."""
+    """Writes metrics that have arrived; pending ones are dropped."""
     self._flush_files()
     for writer in self._writers:
       writer.close()
@@ -175,10 +175,10 @@ class MetricsLog:
     scalars = {n: x for n, x in metrics.items() if isinstance(x, float)}
     for writer in self._writers:
       writer.write_scalars(step, scalars)
-    # An object store gets them with each checkpoint.
+    # Files on an object store are flushed with each checkpoint.
     if not is_remote(self._model_dir) and time.monotonic() >= self._flush_at:
       self._flush_files()
-    # The pace counts from the first step on, which was compiled before it.
+    # Steps per second are counted from the first step on, after compilation.
     self._shown = self._shown or (step, time.monotonic())
     if time.monotonic() >= self._line_at or step == self._num_steps:
       self._log(step, metrics)
@@ -200,7 +200,7 @@ class MetricsLog:
 
 
 class _CollapseMonitor:
-  """Warns where joint training destroys the retriever.
+  """Warns if joint training destroys the retriever.
 
   A reader that cannot use its candidates sends noise to the retriever: the
   retrieval utility stays near zero while recall falls from its best, or
@@ -210,14 +210,14 @@ class _CollapseMonitor:
 
   def __init__(self, freeze_retriever_steps: int):
     self._ignored = freeze_retriever_steps
-    # Exponential means of the metrics, and their best values.
+    # Exponential moving averages of the metrics, and their best values.
     self._means: dict[str, float] = {}
     self._best: dict[str, float] = {}
     self._seen = 0
     self._quiet_until = _PATIENCE_STEPS
 
   def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
-    """Takes the metrics after `step` steps; returns a warning if one is due."""
+    """Adds the metrics after `step` steps; returns a warning if one is due."""
     names = (_UTILITY, *_MIN_BEST)
     if step <= self._ignored or not metrics.keys() >= {*names}:
       return None

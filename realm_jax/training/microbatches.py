@@ -22,7 +22,7 @@ T = TypeVar("T")
 def summed_gradient(
   step: TrainStep, params: Params, fixed: Params, whole: Part, key: jax.Array
 ) -> tuple[Params, Metrics]:
-  """Returns the gradient of a batch as the sum of those of its parts."""
+  """Returns the gradient of a batch, as the sum of its parts' gradients."""
 
   def gradient_of(part: Part) -> tuple[Params, WeightedLoss]:
     def loss(
@@ -30,7 +30,7 @@ def summed_gradient(
     ) -> tuple[jax.Array, WeightedLoss]:
       encoders = step.encoders(params, fixed, key)
       weighted = step.stage.loss(encoders, part.batch, inputs)
-      # Gradients of sums can be added, and are divided in the end.
+      # Gradients of sums can be added; they are divided at the end.
       return weighted.loss.total, weighted
 
     return step.on_inputs(
@@ -47,10 +47,10 @@ def compared_gradient(
 ) -> tuple[Params, Metrics]:
   """Returns the gradient of a loss that compares all examples of a batch.
 
-  The loss of all vectors is differentiated by these, and then each part is
-  embedded again, with the same dropout masks, to differentiate its vectors by
-  the parameters (GradCache, Gao et al. 2021, arXiv 2101.06983). It takes one
-  more forward pass than the batch as a whole.
+  First the loss is differentiated with respect to all vectors. Then each part
+  is embedded again, with the same dropout masks, to differentiate its vectors
+  with respect to the parameters (GradCache, Gao et al. 2021, arXiv 2101.06983).
+  This costs one more forward pass than the whole batch.
   """
   stage: Any = step.stage
 
@@ -87,9 +87,9 @@ def compared_gradient(
 
 
 def _parts(step: TrainStep, whole: Part) -> Part:
-  """Returns the parts of each array along a new first dimension.
+  """Splits each array into parts along a new first dimension.
 
-  Each device has all parts of its own examples.
+  Each device keeps all parts of its own examples.
   """
   devices, parts = step.layout.num_devices, step.num_microbatches
 
@@ -102,7 +102,7 @@ def _parts(step: TrainStep, whole: Part) -> Part:
 
 
 def _joined(parts: T, *, devices: int) -> T:
-  """Returns the arrays of the batch whose `_parts` these are."""
+  """Joins the parts that `_parts` made."""
 
   def of_batch(x: jax.Array) -> jax.Array:
     x = x.reshape(len(x), devices, -1, *x.shape[2:])

@@ -21,9 +21,9 @@ from realm_jax.settings import (
   require_valid,
 )
 
-# Label of the parameters that do not change.
+# Label of frozen parameters.
 _FROZEN = "frozen"
-# Name of a module whose parameters `flax.linen.scan` stacks, layer by layer.
+# Name of the module whose layers' parameters `flax.linen.scan` stacks.
 _STACK = "layers"
 _DecayRate = Annotated[float, Range(least=0, below=1)]
 
@@ -33,29 +33,30 @@ class OptimizerConfig:
   """The optimizer; by default BERT's, as in Google's TF1 code.
 
   Attributes:
-    learning_rate: Peak of the learning rate. Adafactor multiplies it by the
-      root mean square of each parameter.
-    optimizer: "bert_adam", Adam without bias correction; "adamw", Adam with it,
-      as torch's AdamW; or "adafactor", as T5 has it, without momentum.
+    learning_rate: Peak learning rate. Adafactor multiplies it by the root mean
+      square of each parameter.
+    optimizer: "bert_adam", Adam without bias correction; "adamw", Adam with
+      bias correction, as torch's AdamW; or "adafactor", as in T5, without
+      momentum.
     schedule: Learning rate after the warm-up: "linear" falls to zero at
       `num_steps`, "constant" does not fall, and "cosine" falls as in Atlas, by
       a quarter of a cosine, to a tenth.
-    warmup_steps: Steps of linear warm-up; None gives
+    warmup_steps: Steps of linear warm-up; None is
       min(10,000, max(100, num_steps / 10)).
-    weight_decay: Decoupled weight decay, except on LayerNorm parameters and
-      biases. None gives 0.01, and 0 with Adafactor.
-    clip_norm: Greatest global norm of the gradient. None gives 1, and no limit
-      with Adafactor, which limits the updates of each parameter.
+    weight_decay: Decoupled weight decay, except for LayerNorm parameters and
+      biases. None is 0.01, and 0 with Adafactor.
+    clip_norm: Maximum global norm of the gradient. None is 1, and no limit with
+      Adafactor, which limits the updates of each parameter.
     adam_b1, adam_b2: Decay rates of the first and the second moment.
-    mean_dtype: Type in which the first moment is kept, such as bfloat16. The
-      second one is always in float32: a change of a thousandth, which is what a
-      step makes, is lost in bfloat16.
+    mean_dtype: Type in which the first moment is stored, such as bfloat16. The
+      second moment is always float32, because it changes by about a thousandth
+      in a step, which bfloat16 cannot represent.
     epsilon: Term that is added to the root of the second moment.
     retriever_rate_scale: Factor of the retriever's learning rate.
-    freeze_retriever_steps: Number of first steps that do not train the
-      retriever, so that a reader that cannot read yet does not destroy it.
-    frozen: Components that are not trained, or towers of one, such as
-      `retriever/block_tower`, by which open QA trains the query side alone.
+    freeze_retriever_steps: Number of steps at the start that do not train the
+      retriever, so that an untrained reader does not destroy it.
+    frozen: Components that are not trained, or towers of one. For example,
+      open QA freezes `retriever/block_tower` to train only the query tower.
   """
 
   learning_rate: PositiveFloat
@@ -79,7 +80,7 @@ class OptimizerConfig:
 
 
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-  """Returns Adam, m / (√v + ε); BERT's is without bias correction."""
+  """Returns Adam, m / (√v + ε); BERT's has no bias correction."""
   adam = optax.scale_by_adam(
     config.adam_b1, config.adam_b2, config.epsilon, mu_dtype=config.mean_dtype
   )
@@ -92,7 +93,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, optax.OptState]:
     assert isinstance(state, optax.ScaleByAdamState)
-    # The divisors, 1 - b^count, are 1 where the count is as great as can be.
+    # With the greatest count, the divisors 1 - b^count are 1.
     count = jnp.full_like(state.count, jnp.iinfo(jnp.int32).max)
     return adam.update(updates, state._replace(count=count), params)
 
@@ -100,11 +101,11 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def scale_by_adafactor() -> optax.GradientTransformation:
-  """Returns Adafactor (Shazeer and Stern 2018) as T5 and t5x have it.
+  """Returns Adafactor (Shazeer and Stern 2018), as in T5 and t5x.
 
   Second moments of a matrix are factored from 128 rows and columns on. The root
-  mean square of an update is at most 1, times that of its parameter. In a stack
-  of layers each has its own; optax takes the stack as one array.
+  mean square of an update is at most 1 times the parameter's. Layers of a stack
+  are treated separately; optax would treat the stack as one array.
   """
   adafactor = optax.chain(
     optax.scale_by_factored_rms(),
@@ -130,8 +131,8 @@ def scale_by_adafactor() -> optax.GradientTransformation:
       jax.tree.map(lambda _, pair: pair[1], updates, made),
     )
 
-  # Factored moments lack axes that a parameter's box names: all devices have
-  # them in full, as they are small.
+  # Factored moments lack axes of the parameter's box. They are small, so they
+  # are replicated.
   return optax.GradientTransformation(
     lambda params: each(adafactor.init, meta.unbox(params)), update
   )
@@ -143,7 +144,7 @@ def learning_rate_schedule(
   """Returns the learning rate by step, which begins with a linear warm-up.
 
   Linear decay is counted from step 0. The retriever has its own factor. If it
-  was frozen, it has a warm-up of its own, too: its moments are zero when its
+  was frozen, it also has its own warm-up: its moments are zero when its
   training begins, and the first updates would be several times too large.
   """
   given, usual = config.warmup_steps, min(10_000, max(100, num_steps // 10))
@@ -192,12 +193,12 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns an optimizer: clip, Adam or Adafactor, weight decay, learning rate.
 
-  Its parameters are a dictionary by component. What is `frozen`, or is by the
-  configuration, neither changes nor decays. Equal settings give the same
-  optimizer, for which `jax.jit` knows what it has compiled.
+  Parameters are a dictionary by component. Those that are `frozen`, here or in
+  the configuration, neither change nor decay. Equal settings return the same
+  optimizer, so that `jax.jit` does not compile again.
 
   Raises:
-    RealmError: When it is initialized: no parameters are of a frozen name.
+    RealmError: On initialization: a frozen name matches no parameters.
   """
   frozen = (*frozen, *config.frozen)
   scale, weight_decay, clip_norm = scale_by_adam(config), 0.01, 1.0
@@ -211,7 +212,7 @@ def make_optimizer(
     )
     for name in components
   }
-  # The state is of the same form whether or not a component is frozen.
+  # The state has the same structure whether or not a component is frozen.
   rates[_FROZEN] = optax.constant_schedule(0.0)
 
   def groups(params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""A beam over the links of a corpus, whose steps a path retriever scores."""
+"""A beam search over the links of a corpus, scored by a path retriever."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class _Path(NamedTuple):
   """A path of a beam.
 
   Attributes:
-    query: Number of its query.
-    rows: Its blocks.
-    score: Log probability: the sum of log P(i | h_t) over its steps.
+    query: Index of the query.
+    rows: Blocks of the path.
+    score: Log probability: the sum of log P(i | h_t) over the steps.
     state: State h_t in which the next step is chosen.
-    others: Blocks that may come next, beside those that the last one leads to.
+    others: Blocks that may come next, besides those that the last one links to.
     is_whole: Whether the end was chosen.
   """
 
@@ -41,18 +41,17 @@ class _Path(NamedTuple):
 class BeamOverLinks:
   """Searches paths as Asai et al. 2020 do (section 3.1.1); a `PathSearch`.
 
-  A path begins with a block that the run's retriever or index finds. It goes on
-  with a block that its last one leads to, or with one of the `num_others` best
-  of the step before, or it ends. The end of a path of `max_hops` blocks is not
-  scored.
+  A path begins with a retrieved block. It continues with a block that its last
+  one links to, or with one of the `num_others` best blocks of the previous
+  step, or it ends. The end of a path of `max_hops` blocks is not scored.
 
   Attributes:
-    beam: Number of paths that are kept in each step, and so that are found.
-    max_hops: Number of blocks of the longest path.
+    beam: Number of paths that are kept in each step, and thus returned.
+    max_hops: Maximum number of blocks of a path.
     num_seeds: Number of blocks with which a path may begin.
-    num_others: Number of blocks of a step that may also come in the next.
-    max_links: Number of blocks that one may lead to: the first in its text.
-    within_documents: Whether blocks of one document lead to each other.
+    num_others: Number of best blocks of a step that may also come next.
+    max_links: Maximum number of links of a block, the first in its text.
+    within_documents: Whether blocks of one document are linked to each other.
   """
 
   beam: PositiveInt = 8
@@ -84,7 +83,7 @@ class BeamOverLinks:
       for query, rows in enumerate(seeds.tolist())
     ]
     grown = [[path] for path in paths]
-    # The vectors w of a query with each block that was scored for it.
+    # Vectors w of a query with each block that has been scored.
     known = dict[tuple[int, int], Float32[np.ndarray, " d"]]()
     for hop in range(self.max_hops):
       if hop:
@@ -160,7 +159,7 @@ class BeamOverLinks:
 def neighbours(
   corpus: Corpus, rows: Sequence[int], *, within_documents: bool
 ) -> list[Int[np.ndarray, " t"]]:
-  """Returns what each block leads to: the blocks that it links to, in order.
+  """Returns the blocks that each block links to, in order.
 
   With `within_documents`, the other blocks of its document follow.
   """

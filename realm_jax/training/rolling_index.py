@@ -1,7 +1,7 @@
-"""The index that a run keeps itself; each step embeds a slice of it again.
+"""The rolling index of a run, of which each step embeds a slice again.
 
-The step does so in `search_in_step`. Here, the run finds or makes the vectors
-that it begins with.
+The step does this in `search_in_step`. Here, the run restores or computes the
+initial vectors.
 """
 
 import functools
@@ -40,11 +40,11 @@ _BATCHES_PER_LOOK = 16
 
 
 class RollingIndex:
-  """The vectors and tokens of all blocks, of a run without an index builder.
+  """The vectors and tokens of all blocks, for a run without an index builder.
 
   Attributes:
-    searched: What a step searches, beside the vectors, which are in its state;
-      None before the index is opened.
+    searched: Arrays that a step searches, except for the vectors, which are in
+      the training state; None before the index is opened.
 
   Raises:
     ValueError: The vectors would be older than the run allows.
@@ -58,7 +58,7 @@ class RollingIndex:
     self._checkpoints = checkpoints
     self.searched: SearchedBlocks | None = None
     config, total = setup.config.refresh, setup.num_blocks
-    # The first device has all blocks of a corpus that is small.
+    # All blocks of a small corpus may be on the first device.
     share = min(total, setup.blocks_of_device(total * setup.mesh.size))
     steps = -(-share // setup.blocks_of_device(config.blocks_per_step))
     message = f"every block is embedded again within {steps} steps"
@@ -113,7 +113,7 @@ class RollingIndex:
   def _embedded(
     self, state: TrainState, shapes: RollingIndexState, blocks: BlockArrays
   ) -> RollingIndexState:
-    """Embeds all blocks, with the devices of the run."""
+    """Embeds all blocks, on the devices of the run."""
     setup, mesh = self._setup, self._setup.mesh
     capacity = len(shapes.steps)
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
@@ -156,7 +156,7 @@ class RollingIndex:
 
 
 def abstract_vectors(setup: StepSetup) -> RollingIndexState:
-  """Returns the abstract vectors of a run's own index, or of an exact one."""
+  """Returns the abstract vectors of a rolling index, or of an exact one."""
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_rolling_index:
     dtype = config.refresh.rolling_refresh_dtype
@@ -171,7 +171,7 @@ def abstract_vectors(setup: StepSetup) -> RollingIndexState:
 
 
 def plan_of(setup: StepSetup) -> exact_search.SearchPlan:
-  """Returns the settings of an exact search of a step's queries."""
+  """Returns the settings of the exact search for a step's queries."""
   mesh = setup.mesh
   return exact_search.make_plan(
     setup.num_searched,

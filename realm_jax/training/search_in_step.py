@@ -1,9 +1,9 @@
 """Retrieval inside the step, without a copy from the host.
 
-The vectors and the tokens of all blocks lie on the devices. Each device has its
-share of the rows and answers for it. What the devices exchange is of the
-size of a batch: query vectors, scores, row numbers, and the tokens of the
-candidates. Nothing waits for the host.
+The vectors and tokens of all blocks are sharded over the devices by rows; each
+device searches its own rows. Communication is proportional to the batch size:
+query vectors, scores, row numbers, and the tokens of the candidates. Nothing
+waits for the host.
 """
 
 import dataclasses
@@ -40,27 +40,25 @@ from realm_jax.training.state import Metrics, TrainState
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
 _TPU_LANES = 128
-# What stands for the step of a row past the last block, and of a block that
-# has no vector yet.
+# Steps that mark rows past the last block, and blocks without a vector yet.
 NO_BLOCK = np.iinfo(np.int32).max
 NEVER = -1
 
 
 class BlockArrays(NamedTuple):
-  """What a step reads of all blocks of a corpus, beside their vectors.
+  """Arrays of all blocks of a corpus, in addition to their vectors.
 
-  The rows are divided over all devices, and padded as the vectors are.
+  The rows are sharded over all devices, and padded like the vectors.
 
   Attributes:
     tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
-      vocabulary fits, padded to the length of `null_tokens` at least.
-    marks: The two words of each block's content hash, and its dropout id. They
-      lie in arrays of their own because TPUs pad the last dimension of a matrix
-      to 128.
-    null_tokens: The null block, which is not stored among the others.
-    null_dropout_id: The dropout id of the null block.
-    passages: What a stage's reader reads of each block, in 16 bits if its
-      vocabulary fits; None if it reads the tokens.
+      vocabulary fits, padded at least to the length of `null_tokens`.
+    marks: The two words of each block's content hash, and its dropout id, as
+      separate arrays, because TPUs pad the last dimension of a matrix to 128.
+    null_tokens: Tokens of the null block, which is not among the others.
+    null_dropout_id: Dropout id of the null block.
+    passages: Passage of each block for the stage's reader, in 16 bits if its
+      vocabulary fits; None if the reader reads the tokens.
   """
 
   tokens: Shaped[Array, "n c"]
@@ -71,7 +69,7 @@ class BlockArrays(NamedTuple):
 
   @classmethod
   def partitions(cls) -> Any:
-    """Returns the partition of each array, in such a tuple."""
+    """Returns a tuple with the partition of each array."""
     divided: Any = PartitionSpec(MESH_AXES)
     whole: Any = PartitionSpec()
     return cls(divided, divided, whole, whole, divided)
@@ -80,19 +78,19 @@ class BlockArrays(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SearchedBlocks:
-  """What a step searches: a snapshot, or the run's rolling index.
+  """The arrays that a step searches: a snapshot's, or a rolling index's.
 
   Attributes:
-    query_params: Parameters of the query tower that embeds the queries; none
-      if the current parameters do.
-    vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
-      index, for they are part of its state.
+    query_params: Parameters of the query tower for the search; empty if the
+      current parameters are used.
+    vectors: Vectors [n, d] of all blocks; None for a rolling index, whose
+      vectors are part of the training state.
     count: Number of blocks, without padding.
     blocks: `BlockArrays` of all blocks.
-    plan: Settings of the search, which are part of the program.
+    plan: Settings of the search, which are static in the program.
   """
 
-  # jax also makes trees of such objects that have no arrays.
+  # jax also builds such trees with leaves that are not arrays.
   query_params: PyTree
   vectors: Any
   count: Any
@@ -107,10 +105,10 @@ def load_blocks(
   mesh: Mesh,
   reader: TextReader | None = None,
 ) -> BlockArrays:
-  """Reads a corpus; each process reads the rows of its devices alone.
+  """Loads the blocks; each process reads only the rows of its devices.
 
-  It does not communicate, so that any thread may call it. With a `reader`, it
-  also reads the reader's passages.
+  Does not communicate, so any thread may call it. With a `reader`, also loads
+  the reader's passages.
   """
   shapes = abstract_blocks(
     *(corpus.num_blocks, block_length),
@@ -119,7 +117,7 @@ def load_blocks(
     reader=reader,
   )
   capacity, _ = shapes.tokens.shape
-  # Zeros stand for rows past the last block.
+  # Rows past the last block are zeros.
   marks = np.zeros((3, capacity), np.uint32)
   marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
 
@@ -180,8 +178,8 @@ def abstract_blocks(
 ) -> BlockArrays:
   """Returns the abstract arrays of a corpus, with their shardings."""
   capacity = capacity_for(num_blocks, devices=mesh.size)
-  # TPUs gather rows that are padded to whole tiles. They would copy an array of
-  # other rows into such rows, at each step.
+  # TPUs gather rows that are padded to whole tiles; otherwise each step would
+  # copy the array to a padded one.
   is_tpu = mesh.devices.flat[0].platform == "tpu"
   lanes = _TPU_LANES if is_tpu else 1
 
@@ -210,12 +208,12 @@ def abstract_blocks(
 
 
 class RollingIndexState(NamedTuple):
-  """The vectors of all blocks, and when each was made.
+  """The vectors of all blocks, and the step of each.
 
-  The rows are divided over all devices, and padded.
+  The rows are sharded over all devices, and padded.
 
-  Steps are those with whose parameters the vectors were embedded: `NEVER` if
-  one was not, and `NO_BLOCK` for rows past the last block.
+  `steps` has the steps whose parameters embedded the vectors: `NEVER` for a
+  block without a vector, and `NO_BLOCK` for rows past the last block.
   """
 
   vectors: Float[Array, "n d"]
@@ -234,11 +232,10 @@ def refresh_oldest(
 ) -> RollingIndexState:
   """Embeds each device's oldest blocks again.
 
-  They are one run of `num_blocks` rows on each device: that which begins with
-  the first of the oldest. This takes a device round its share again and again,
-  so the age of a vector is bounded by the steps of a round. Devices that divide
-  the batch exchange nothing for it. The parameters are the retriever's, as of
-  the step.
+  Each device embeds `num_blocks` consecutive rows, starting with the first of
+  its oldest ones. So a device goes round its rows, and the number of steps of a
+  round bounds the age of its vectors. Data-parallel devices exchange nothing
+  for this. The parameters are the retriever's at this step.
   """
   divided: Any = PartitionSpec(MESH_AXES)
   on_each_device = functools.partial(
@@ -273,8 +270,8 @@ def refresh_oldest(
   inputs, taken = on_each_device(
     take, in_specs=(divided, BlockArrays.partitions())
   )(dated.steps, blocks)
-  # Devices that divide the model compute on the same rows, though each has
-  # blocks of its own.
+  # Model-parallel devices compute on the same rows, although each holds
+  # different blocks.
   inputs = lax.with_sharding_constraint(
     inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
   )
@@ -286,10 +283,9 @@ def refresh_oldest(
 class SearchInStep:
   """Finds the candidates of a batch in its own step.
 
-  The candidates are found for the step's own queries. In a run that keeps its
-  own index, a slice of the corpus is embedded again before the search, so that
-  it is found by the very parameters that queries are embedded with; not while
-  the retriever is frozen, when all vectors are those of its parameters.
+  In a run with a rolling index, a slice of the corpus is embedded again before
+  the search, with the same parameters as the queries. This is skipped while the
+  retriever is frozen, when all vectors are up to date.
 
   Attributes:
     retrieval: How the stage chooses candidates.
@@ -323,7 +319,7 @@ class SearchInStep:
     if state.index is not None:
       dated: RollingIndexState = state.index
       if freeze_retriever:
-        # The parameters of this step give the same vectors.
+        # Vectors of this step's parameters would be the same.
         is_block = dated.steps != NO_BLOCK
         steps = jnp.where(is_block, state.step, NO_BLOCK)
         dated = dated._replace(steps=steps)
@@ -371,7 +367,7 @@ def _gather_candidates(
   passage_length: int,
   mesh: Mesh,
 ) -> Candidates:
-  """Returns the candidates that the host would choose, with their tokens."""
+  """Returns the same candidates as on the host, with their tokens."""
 
   def on_each_device(
     rows: Int[Array, "b n"],
@@ -385,7 +381,7 @@ def _gather_candidates(
     )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     positions = jnp.asarray(retrieval.candidate_positions(is_source))
-    # The null block in front comes in below: nobody need fetch it.
+    # The null block in front is added below, and need not be fetched.
     first = int(retrieval.null_block)
     kept = jnp.maximum(positions[:, first:], 0)
     kept_rows = jnp.take_along_axis(rows, kept, axis=1)
@@ -427,7 +423,7 @@ def look_up_vectors(
 ) -> Float[Array, "b n d"]:
   """Returns the vectors of blocks for each query, in float32.
 
-  The rows are divided as batches are, and the vectors over all devices.
+  Rows are sharded like batches, and vectors over all devices.
   """
   by_group = PartitionSpec(BATCH_AXES)
 
@@ -455,11 +451,11 @@ def _fetch(
   *,
   rows_of_device: int,
 ) -> Shaped[Array, "b k w"]:
-  """Returns what the device that has a row finds in it.
+  """Looks up rows of a sharded array for each query.
 
-  Each device looks up the rows of all queries, numbered from its own first
-  one. One of them has each row and the others add zeros, so a reduce-scatter
-  gives each group of devices what its own queries asked for.
+  Each device looks up the rows of all queries, with indices relative to its own
+  first row. Exactly one device has each row and the others add zeros, so a
+  reduce-scatter returns to each group of devices the rows for its queries.
   """
   everyone = lax.all_gather(rows, BATCH_AXES, tiled=True)
   local = everyone - lax.axis_index(MESH_AXES) * rows_of_device
@@ -468,6 +464,6 @@ def _fetch(
   found = jnp.where(is_own[..., None], found, 0)
   found = lax.psum_scatter(found, BATCH_AXES, scatter_dimension=0, tiled=True)
   if lax.axis_size(MODEL_AXIS) > 1:
-    # The devices of a group have asked for the same rows.
+    # The devices of a group have the same queries.
     found = lax.psum(found, MODEL_AXIS)
   return found

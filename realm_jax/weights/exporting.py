@@ -1,9 +1,9 @@
 """Exports a checkpoint, or a snapshot's vectors, for other systems.
 
-Vectors are written as files that any library reads:
+Vectors are written as files that any library can read:
 
-vectors.npy    [N, d] in float32, a row for each block; for FAISS instead
-index.faiss    the same as a flat index of inner products
+vectors.npy    [N, d] in float32, a row for each block; or, for FAISS,
+index.faiss    a flat index of inner products with the same vectors
 blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
 vectors.json   checkpoint, corpus, dimension and scale
 """
@@ -56,7 +56,7 @@ from realm_jax.weights.tensor_files import WEIGHTS
 
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
 _FORMAT_VERSION = 1
-# Vectors that are converted at a time.
+# Bytes of vectors that are converted at a time.
 _CHUNK_BYTES = 1 << 25
 
 
@@ -72,30 +72,30 @@ def export_weights(
   vocab: epath.PathLike | None = None,
   corpus_dir: epath.PathLike | None = None,
 ) -> str:
-  """Writes a checkpoint as a directory that another system reads.
+  """Writes a checkpoint as a directory for another system.
 
   Args:
     model_dir: Directory of the run.
-    retriever: Retriever of the run, which has no vocabulary yet.
-    reader: Reader of the run, likewise, if it has one.
+    retriever: Retriever of the run, without a vocabulary.
+    reader: Reader of the run, without a vocabulary, if there is one.
     output_dir: Directory to make; it appears complete or not at all.
     to: `sentence_transformers` for the retriever, `hf_bert` for a BERT reader,
       or `hf_t5` for a reader that writes.
     tower: `query` or `block`, if the retriever has two, or `hop`, the tower
       of the second search.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
-      the one that `realm_jax.evaluate --follow` has named.
-    vocab: Vocabulary file; None takes the one in `model_dir`, where an import
-      leaves it, or else that of the corpus.
+      the best one of `realm_jax.evaluate --follow`.
+    vocab: Vocabulary file; None takes the one in `model_dir`, from an import,
+      or else the corpus's.
     corpus_dir: Corpus that the model was trained on.
 
   Returns:
-    Lines that say what was written, and which parameters were not.
+    A report of the files, and of parameters that were not written.
 
   Raises:
-    WeightsError: The other system cannot express the model, the choices do not
+    WeightsError: The other system cannot express the model, the options do not
       fit the system, there is no vocabulary, or `output_dir` is not empty.
-    CheckpointError: There is no such checkpoint, or it is of another model or
+    CheckpointError: There is no such checkpoint, or it has another model or
       vocabulary.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
@@ -116,7 +116,7 @@ def export_weights(
       checkpoint, reader, output_dir, vocab, corpus_dir
     )
   if not isinstance(reader, BertReader):
-    # The retriever alone is exported, beside a reader that says nothing.
+    # A placeholder, as only the retriever is exported.
     reader = BertReader(retriever.bert)
   with new_directory(output_dir) as directory:
     path = vocab or model_dir
@@ -150,7 +150,7 @@ def _export_text_reader(
   vocab: epath.PathLike | None,
   corpus_dir: epath.PathLike | None,
 ) -> str:
-  """Writes a T5 with its vocabulary, which is that of the reader's view."""
+  """Writes a T5 with the vocabulary of the reader's view."""
   store, step = locate(checkpoint)
   with contextlib.closing(store), new_directory(output_dir) as directory:
     own = epath.Path(store.directory.parent, MODEL_FILE)
@@ -250,26 +250,26 @@ def export_vectors(
 ) -> str:
   """Writes the vectors and the ids of all blocks, in bounded memory.
 
-  A flat index of FAISS is made in memory, from vectors that are on the disk.
+  A FAISS index is built in memory, from vectors on the disk.
 
   Args:
     model_dir: Directory of the run.
     corpus_dir: Corpus that was embedded, in any version.
-    retriever: Retriever of the run, which says what vectors are compared by.
+    retriever: Retriever of the run, with the scale of inner products.
     output_dir: Directory to make; it appears complete or not at all.
     to: `vectors` for vectors.npy, or `faiss` for index.faiss.
     snapshots_dir: Directory of the snapshots, if not in `model_dir`.
     checkpoint_step: Step of the snapshot; None takes the newest.
 
   Returns:
-    Lines that say what was written.
+    A report of the files.
 
   Raises:
-    WeightsError: `output_dir` is not empty, or the retriever is of another
+    WeightsError: `output_dir` is not empty, or the retriever has another
       dimension.
     RealmError: FAISS is not installed.
-    SnapshotError: There is no such snapshot, it is damaged, it is of
-      another corpus, or a vector is not finite.
+    SnapshotError: There is no such snapshot, it is damaged or for another
+      corpus, or a vector is not finite.
     CorpusError: There is no corpus.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
@@ -292,7 +292,7 @@ def export_vectors(
       )
     corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
     embeddings = Embeddings(store.files(manifest), manifest)
-    # The snapshot may be removed meanwhile.
+    # Mapped first, because the snapshot may be removed.
     embeddings.map_all()
     num_blocks, dim = embeddings.shape
     name = faiss.FILE if to == "faiss" else _VECTORS

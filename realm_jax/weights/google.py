@@ -9,11 +9,11 @@ ict                                     ORQA's retriever
 orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
   params.json, export/best_default/checkpoint/model.ckpt-…
 
-In ORQA and REALM, a module that another one wraps has its variables below
-`module/`, once for each wrapper. The layers beside an encoder show what it is
-for: a retriever has a projection (`dense` and a LayerNorm), an open-QA reader
-has a span head (`dense`, `dense_1` and a LayerNorm), and any other is the
-reader of pre-training.
+In ORQA and REALM, a wrapped module has its variables below `module/`, once for
+each wrapper. The layers next to an encoder reveal its role: a retriever has a
+projection (`dense` and a LayerNorm), an open-QA reader has a span head
+(`dense`, `dense_1` and a LayerNorm), and any other is the reader of
+pre-training.
 """
 
 import contextlib
@@ -49,20 +49,20 @@ tf.config.set_visible_devices([], "GPU")
 _CONFIG, _PARAMS = "bert_config.json", "params.json"
 _INDEX, _ONLY_SHARD = ".index", ".data-00000-of-00001"
 _WORDS = "bert/embeddings/word_embeddings"
-# Google's gelu is the approximation by tanh.
+# Google's GELU is the tanh approximation.
 _NUMERICS: Mapping[str, Any] = {
   "activation": "gelu_tanh",
   "attention_mask_value": -10000.0,
 }
-# Every BERT that Google released has heads of this size.
+# Size of the heads in every BERT that Google released.
 _HEAD_SIZE = 64
-# The names under which the released code exports TF-Hub modules.
+# Names under which the released code exports TF-Hub modules.
 _MODULES = ("embedder", "query_embedder", "ict", "bert")
-# The checkpoint of a module, and that in a fine-tuned model's directory.
+# Checkpoint of a module, and checkpoint in a fine-tuned model's directory.
 _VARIABLES = Path("variables", "variables")
 _BEST = Path("export", "best_default", "checkpoint")
-# The name of a LayerNorm shows the library that made it, and thus its epsilon:
-# tf.contrib's or Keras'.
+# The name of a LayerNorm reveals its library, tf.contrib or Keras, and thus its
+# epsilon.
 _EPSILONS = {"LayerNorm": 1e-12, r"layer_normalization(_\d+)?": 1e-3}
 _RECORDS_PER_STEP = 1024
 _RECORD_BUFFER_BYTES = 1 << 24
@@ -73,7 +73,7 @@ def open_checkpoint(prefix: Path) -> Iterator[Any]:
   """Opens a checkpoint by the path of its files without their suffixes."""
   try:
     reader = tf.train.load_checkpoint(str(prefix))
-    # Before memory is taken for what its index claims.
+    # Read before allocating memory for sizes in the index.
     types = reader.get_variable_to_dtype_map()
     claimed = sum(
       math.prod(shape) * types[name].size
@@ -96,8 +96,8 @@ def open_checkpoint(prefix: Path) -> Iterator[Any]:
 def _open_block_vectors(prefix: Path) -> Rows | None:
   """Opens the vectors of all blocks in a checkpoint, if it has them.
 
-  They are mapped, and their checksum is not verified, if they are its only
-  variable: its one data file is the array then.
+  If they are the only variable, its single data file is the array: it is
+  memory-mapped, without verifying its checksum.
   """
   with open_checkpoint(prefix) as reader:
     types = reader.get_variable_to_dtype_map()
@@ -118,7 +118,7 @@ def _prefixes(directory: Path) -> list[Path]:
 
 
 def locate_checkpoint(path: Path) -> Path:
-  """Returns a checkpoint's prefix, given as it is or by its directory."""
+  """Returns a checkpoint's prefix, from the prefix itself or its directory."""
   if not path.is_dir():
     return path.with_name(path.name.removesuffix(_INDEX))
   prefixes = _prefixes(path)
@@ -133,7 +133,7 @@ def locate_checkpoint(path: Path) -> Path:
 
 
 def read_records(path: epath.PathLike) -> Iterator[bytes]:
-  """Yields the raw records of a file of TFRecords in order, in flat memory.
+  """Yields the raw records of a TFRecord file in order, in constant memory.
 
   The file is compressed if its name ends in `.gz`.
   """
@@ -155,7 +155,7 @@ def read_records(path: epath.PathLike) -> Iterator[bytes]:
 
 
 def open_bert(path: Path) -> Source:
-  """Opens a BERT, given by its directory or the prefix of its checkpoint."""
+  """Opens a BERT, from its directory or the prefix of its checkpoint."""
   return _open(path, is_realm=False)
 
 
@@ -185,14 +185,14 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   roles, retriever_fields = ["query", "block", READER], {}
   if is_realm:
     roles = [READER]
-    # A retriever of REALM has a projection, also where its weights are not.
+    # A REALM retriever has a projection, even if its weights are elsewhere.
     retriever_fields = {"projection_size": BertRetriever.projection_size}
   variables: dict[str, np.ndarray] = {}
   encoders: list[Encoder] = []
   for module, prefix in prefixes.items():
     scope = f"{module}/" if module else ""
     with open_checkpoint(prefix) as reader:
-      # Of a scalar, the reader returns no array.
+      # For a scalar, the reader returns no array.
       found = {
         scope + name: np.asarray(reader.get_tensor(name))
         for name in sorted(reader.get_variable_to_shape_map())
@@ -213,7 +213,7 @@ def _open(path: Path, *, is_realm: bool) -> Source:
         one = one._replace(roles=["block"])
       encoders.append(one)
   encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
-  # The vectors of all blocks, by the embedder.
+  # Vectors of all blocks, from the embedder.
   vectors = _open_block_vectors(encoded[0]) if encoded else None
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
@@ -233,7 +233,7 @@ def _encoder(
   roles: Sequence[str],
   retriever_fields: Mapping[str, Any],
 ) -> Encoder:
-  """Returns an encoder with the layers beside it, which may say more of it."""
+  """Returns an encoder with the layers next to it, which reveal its role."""
   prefix, head = f"{root}bert/", root + name_maps.HEAD
   has_pooler = f"{prefix}pooler/dense/kernel" in variables
   fields = {**retriever_fields, "pooling": "pooler" if has_pooler else "cls"}
@@ -275,10 +275,10 @@ def _encoder(
 def _config(
   variables: Tensors, root: str, prefix: Path, path: Path
 ) -> BertConfig:
-  """Returns the configuration in a file, or else what the variables show.
+  """Returns the configuration from a file, or else from the variables.
 
-  They do not show the number of heads, which have 64 dimensions in every BERT
-  that Google released.
+  The variables do not reveal the number of heads, which have 64 dimensions in
+  every BERT that Google released.
   """
   # In a module, the file is beside the folder `variables`.
   for folder in (*prefix.parents[:2], path):

@@ -49,7 +49,7 @@ from realm_jax.weights.sentence_transformers import read_model
 from realm_jax.weights.tensor_files import open_tensors
 
 _WORDS = "embeddings.word_embeddings.weight"
-# Encoders in each class of REALM: prefix, and what it can be.
+# Encoders in each class of REALM: prefix and roles.
 _TOWERS = ("query", "block")
 _REALM: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
   "RealmEmbedder": [("", _TOWERS)],
@@ -71,7 +71,7 @@ _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
 def open_bert(directory: Path) -> Source:
-  """Opens a BERT, with what modules.json says of its vectors."""
+  """Opens a BERT, with the settings of its vectors in modules.json."""
   sentence = read_model(directory)
   folder = directory / sentence.folders[0]
   file = JsonFile(folder / CONFIG)
@@ -83,7 +83,7 @@ def open_bert(directory: Path) -> Source:
   if file.entries.get("model_type") == "modernbert":
     source = modernbert.open_encoder(folder, sentence.around, sentence.fields)
     return source._replace(tensors={**source.tensors, **around})
-  # DPR's question and context encoders are BERT under another name.
+  # DPR's question and context encoders are BERTs with another name.
   file.get("model_type", ("bert", "dpr"), "bert")
   file.get("projection_dim", (None, 0))
   bert = read_bert_config(file)
@@ -93,7 +93,7 @@ def open_bert(directory: Path) -> Source:
     if not f".{name}".endswith(f".{_WORDS}"):
       continue
     prefix = name.removesuffix(_WORDS)
-    # The head is beside `bert.`, not in it.
+    # The head is next to `bert.`, not in it.
     head = f"{prefix.removesuffix('bert.')}cls.predictions"
     has_head = f"{head}.transform.dense.weight" in tensors
     has_pooler = f"{prefix}pooler.dense.weight" in tensors
@@ -120,7 +120,7 @@ def open_realm(directory: Path) -> Source:
   retriever_fields = {
     "pooling": "pooler",
     "projection_size": file.get("retriever_proj_size", PositiveInt, 128),
-    # transformers has one epsilon for both.
+    # transformers uses the same epsilon for both.
     "projection_norm_eps": bert.layer_norm_eps,
   }
   reader_fields = {
@@ -135,7 +135,7 @@ def open_realm(directory: Path) -> Source:
     reader_fields |= read_open_qa_lengths(file, bert)
   tensors = open_tensors(directory)
   towers = _REALM[name]
-  # A scorer may have its embedder twice, if it has none for queries.
+  # A scorer without a query embedder may have its embedder twice.
   if name == "RealmScorer" and any(
     not np.array_equal(tensor, tensors.get(key.removeprefix("query_"), ()))
     for key, tensor in tensors.items()
@@ -149,7 +149,7 @@ def open_realm(directory: Path) -> Source:
     table = name_maps.bert(
       prefix, bert.num_layers, name_maps.below(around, theirs=scope)
     )
-    # A reader that scores spans has a decoder of its own, untrained.
+    # A reader that scores spans has a separate, untrained decoder.
     head = name_maps.masked_lm_head(
       scope + name_maps.HEAD, has_tied_decoder=not reads_spans
     )
@@ -163,7 +163,7 @@ def open_realm(directory: Path) -> Source:
     tensors,
     "torch",
     encoders,
-    # They are Google's weights, trained on what TensorFlow Text made of texts.
+    # These are Google's weights, trained with TensorFlow Text's normalization.
     [read_vocabulary(directory, normalizer="tensorflow_text")],
     tensors.get(BLOCK_VECTORS),
     records if records.is_file() else None,

@@ -8,9 +8,9 @@ MODEL_DIR/imported.json   what was imported, with the commit if from the hub
 MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
 
-Released REALM answers open-domain questions as it is because its blocks and
-their vectors were published with it: texts in `block_records.npy` or
-`blocks.tfr`, vectors in `block_emb`. So nothing has to be embedded again.
+Released REALM can answer open-domain questions right after the import, because
+its blocks were published with their vectors: texts in `block_records.npy` or
+`blocks.tfr`, vectors in `block_emb`. Nothing has to be embedded again.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ from realm_jax.weights.unpickling import read_byte_strings
 _STEP = 0
 # Name of the corpus, part of its block ids.
 _NAME = "released"
-# Block length that cuts no block.
+# Block length that truncates no block.
 _UNLIMITED = 1 << 30
 
 
@@ -98,11 +98,11 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   """Writes a MODEL_DIR from weights of another system.
 
   Args:
-    config: Weights to import, and what to make of them.
+    config: Weights to import, and options.
     output_dir: MODEL_DIR to make; it appears complete or not at all.
 
   Returns:
-    Lines that say what was mapped, left out and randomly initialized.
+    A report of mapped, unused and randomly initialized parameters.
 
   Raises:
     WeightsError: The input does not fit, or the output is not empty.
@@ -115,7 +115,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   if config.format == HF_RERANKER:
     return _import_reranker(config, output_dir)
   _check_corpus_dir(config, output_dir)
-  # Corpus and MODEL_DIR appear when all of both is written.
+  # Corpus and MODEL_DIR appear once both are complete.
   with contextlib.ExitStack() as outputs:
     directory = outputs.enter_context(new_directory(output_dir))
     logging.info("Reading %s", config.input)
@@ -145,9 +145,9 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
         vectors,
         step=_STEP,
       )
-    # There is no position in the data, for no trainer wrote this checkpoint.
+    # No trainer wrote this checkpoint, so there is no position in the data.
     loop = loop_record([], vocabulary=words.digest)
-    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    # The checkpoint is written last; it makes the directory a MODEL_DIR.
     with contextlib.closing(CheckpointStore(directory)) as store:
       logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
       store.save(_STEP, {**params, "loop": loop})
@@ -164,7 +164,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
 def _import_text_reader(
   config: ImportConfig, output_dir: epath.PathLike
 ) -> str:
-  """Writes a MODEL_DIR from a T5 and, if it is named, a run's retriever."""
+  """Writes a MODEL_DIR from a T5 and, with --retriever, a run's retriever."""
   source = locate(config.input, config.revision)
   logging.info("Reading %s", source)
   found = read_t5(source)
@@ -179,7 +179,7 @@ def _import_text_reader(
 
 
 def _import_reranker(config: ImportConfig, output_dir: epath.PathLike) -> str:
-  """Writes a MODEL_DIR from a cross-encoder, beside a run's components."""
+  """Writes a MODEL_DIR from a cross-encoder and a run's components."""
   if config.retriever is None:
     raise WeightsError(
       "a cross-encoder scores what a retriever finds; give the MODEL_DIR of a "
@@ -200,7 +200,7 @@ def _import_reranker(config: ImportConfig, output_dir: epath.PathLike) -> str:
 
 
 class _NewRun(NamedTuple):
-  """A MODEL_DIR that is being made."""
+  """A MODEL_DIR under construction."""
 
   directory: epath.Path
   params: dict[str, Any]
@@ -212,7 +212,7 @@ class _NewRun(NamedTuple):
 def _beside(
   config: ImportConfig, output_dir: epath.PathLike, parts: Sequence[str]
 ) -> Iterator[_NewRun]:
-  """Makes a MODEL_DIR with those `parts` that the run of --retriever has."""
+  """Makes a MODEL_DIR with the `parts` that the run of --retriever has."""
   with contextlib.ExitStack() as outputs:
     directory = outputs.enter_context(new_directory(output_dir))
     made = _NewRun(directory, {}, {}, {})
@@ -276,7 +276,7 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
 
 
 def _require_new(flag: str, directory: epath.PathLike) -> None:
-  """Checks that a directory can be made, for which a flag stands."""
+  """Checks that the directory of a flag can be made."""
   require_writable(directory)
   path = epath.Path(directory)
   check_target(path)
@@ -291,7 +291,7 @@ def _require_new(flag: str, directory: epath.PathLike) -> None:
 
 
 def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
-  """Checks that the corpus, if any, can be written beside the MODEL_DIR."""
+  """Checks that the corpus, if any, can be written outside of the MODEL_DIR."""
   corpus_dir = config.corpus_dir
   if corpus_dir is None:
     return
@@ -340,7 +340,7 @@ def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
     raise WeightsError(f"no file of blocks at {path}")
   if path.suffix == ".npy":
     return read_byte_strings(path)
-  # It imports TensorFlow, which is the extra `train`.
+  # Imports TensorFlow, of the extra `train`.
   from realm_jax.weights.google import read_records
 
   return read_records(path)
@@ -349,14 +349,14 @@ def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
 def blocks_of(
   num_blocks: int, records: Iterable[bytes], titles: Iterable[bytes]
 ) -> Iterator[Document]:
-  """Yields a document for each record, and checks how many there are.
+  """Yields a document for each record, and checks their number.
 
-  Each block is a document of its own and is named by its row, so that every
-  import of the same records gives the same block ids.
+  Each block is a document whose id is its row, so that every import of the same
+  records has the same block ids.
 
   Args:
     num_blocks: Number of blocks.
-    records, titles: Their texts and titles in UTF-8.
+    records, titles: Texts and titles of the blocks, in UTF-8.
 
   Raises:
     WeightsError: There are more or fewer records or titles than blocks, or one

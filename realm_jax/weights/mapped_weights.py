@@ -1,7 +1,4 @@
-"""What an import makes: the model, and where each parameter comes from.
-
-All is known before anything is written.
-"""
+"""Maps the weights of an input to a model, before anything is written."""
 
 import dataclasses
 import pkgutil
@@ -39,7 +36,7 @@ from realm_jax.weights.name_maps import (
 from realm_jax.weights.registry import FORMATS, ImportConfig, locate
 
 BLOCK_VECTORS = "block_emb"
-# Tensors that are of no use here, whatever the input is.
+# Tensors that are never used.
 UNUSED = {
   r"(.*[./])?embeddings\.(position|token_type)_ids": "computed, not stored",
   r"(.*[./])?cls[./]seq_relationship[./].*": "a next-sentence head",
@@ -48,12 +45,12 @@ UNUSED = {
   r"(.*/)?global_step": "a step counter",
   BLOCK_VECTORS: "vectors of blocks, which are no weights",
 }
-# The path of a parameter of a layer of BERT, or of a block of T5.
+# Path of a parameter in a layer of BERT, or in a block of T5.
 _LAYER = re.compile(r"(.*)/(layer|block)_(\d+)/(.*)")
-# The role of an encoder that makes the part one of those that are offered.
+# Role that an encoder must have for an input to offer a part.
 _ROLES = {RETRIEVER: "query", READER: READER}
 _PREFIXES = ("query_prefix", "block_prefix")
-# Choices of the user that are fields of a retriever.
+# Options that are fields of a retriever.
 _OF_RETRIEVER = tuple(
   field.name
   for field in dataclasses.fields(ImportConfig)
@@ -62,17 +59,18 @@ _OF_RETRIEVER = tuple(
 
 
 class Encoder(NamedTuple):
-  """A BERT in another system, and what it can become.
+  """A BERT in another system, and its possible roles.
 
   Attributes:
     prefix: Prefix of its embeddings in the names of the tensors.
     bert: Configuration without a vocabulary.
-    roles: What it can be: a `query` tower, a `block` tower, the `reader`.
-    table: Its modules and those around it, by our names in a tower or reader.
-    head: Those of its masked-LM head, which only a reader has.
-    retriever_fields: Fields of `BertRetriever` that the input says; prefixes
-      are texts.
-    reader_fields: Fields of `BertReader` that the input says.
+    roles: Possible roles: a `query` tower, a `block` tower, the `reader`.
+    table: Modules of the encoder and around it, by our names in a tower or
+      reader.
+    head: Modules of its masked-LM head, which only a reader has.
+    retriever_fields: Fields of `BertRetriever` that the input determines;
+      prefixes are texts.
+    reader_fields: Fields of `BertReader` that the input determines.
   """
 
   prefix: str
@@ -85,15 +83,15 @@ class Encoder(NamedTuple):
 
 
 class Source(NamedTuple):
-  """What an input holds.
+  """The contents of an input.
 
   Attributes:
     tensors: Tensors by name.
     system: System whose spelling the names have.
     encoders: Encoders among the tensors.
-    vocabularies: Vocabularies; there is none in some releases.
-    block_vectors: Vectors [N, d] of blocks that were released with it.
-    block_records: File of their texts.
+    vocabularies: Vocabularies; some releases have none.
+    block_vectors: Vectors [N, d] of released blocks, if any.
+    block_records: File with the texts of these blocks.
   """
 
   tensors: Tensors
@@ -118,7 +116,7 @@ class BoundModel(NamedTuple):
     reader: BertReader,
     vocabulary: BertVocabulary,
   ) -> "BoundModel":
-    """Binds modules that have no vocabulary yet."""
+    """Binds modules without a vocabulary to one."""
     size, separator_id = vocabulary.size, vocabulary.sep_id
     return cls(
       retriever.for_vocabulary(vocab_size=size, separator_id=separator_id),
@@ -135,10 +133,10 @@ class BoundModel(NamedTuple):
   def fresh_parameters(
     self, paths: Iterable[str], *, seed: int
   ) -> dict[str, np.ndarray]:
-    """Returns random initial values of some parameters, by path.
+    """Returns random initial values of these parameters, by path.
 
     A parameter that is initialized in both towers gets the same value in both,
-    so that an untrained retriever compares like with like.
+    so that an untrained retriever matches equal texts.
     """
     wanted = [*paths]
     parts = {path.partition("/")[0] for path in wanted}
@@ -150,7 +148,7 @@ class BoundModel(NamedTuple):
     self, parts: Iterable[str]
   ) -> Callable[[jax.Array], dict[str, AnyArray]]:
     modules = {RETRIEVER: self.retriever, READER: self.reader}
-    # A block must be as long as the widest answer.
+    # A block must be at least as long as the widest answer.
     lengths = {"query_length": 3, "block_length": self.reader.max_answer_width}
     return lambda key: flattened(
       {
@@ -161,16 +159,16 @@ class BoundModel(NamedTuple):
 
 
 class MappedWeights(NamedTuple):
-  """A model with its parameters, and where these come from.
+  """A model with its parameters, and their sources.
 
   Attributes:
-    config: Choices of the user.
+    config: Options of the import.
     model: Model to write.
     parts: Parts that are imported.
-    source: What all inputs hold; its blocks are those of the block tower.
-    table: Where the parameters of the model are among its tensors.
+    source: Contents of all inputs, with the block tower's released blocks.
+    table: Names of the model's modules among the tensors.
     parameters: All parameters of the parts, by path.
-    lines: Lines that say what was mapped, left out and randomly initialized.
+    lines: Report of mapped, unused and randomly initialized parameters.
   """
 
   config: ImportConfig
@@ -183,7 +181,7 @@ class MappedWeights(NamedTuple):
 
   @property
   def name(self) -> str:
-    """Name of what is imported, for people."""
+    """Name of the import, for messages."""
     return f"{Path(self.config.input).resolve().name} ({self.config.format})"
 
 
@@ -191,7 +189,7 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   """Reads the weights of an input, and maps them to a model.
 
   Raises:
-    WeightsError: The inputs cannot be read, or the choices do not fit them.
+    WeightsError: The inputs cannot be read, or do not fit the options.
     VocabularyError: A vocabulary cannot be used.
   """
   source = of_blocks = _open_source(
@@ -217,7 +215,7 @@ def map_weights(config: ImportConfig) -> MappedWeights:
     table += below(one.table, ours=f"{path}/")
     if path == READER:
       table += below(one.head, ours=f"{path}/")
-  # What is left of them is not imported.
+  # Their remaining tensors are not imported.
   for one in source.encoders:
     table += below([*one.table, *one.head], ours="unused/")
   words = _vocabulary(config, source.vocabularies)
@@ -263,7 +261,7 @@ def _open_source(
 
 
 def _below(scope: str, source: Source) -> Source:
-  """Returns a source whose tensors have a prefix before their names."""
+  """Returns a source with a prefix before the names of its tensors."""
   start = scope.replace("/", ".") if source.system == "torch" else scope
   encoders = [
     one._replace(
@@ -278,7 +276,7 @@ def _below(scope: str, source: Source) -> Source:
 def _choose_encoders(
   config: ImportConfig, own: Source, of_blocks: Source
 ) -> dict[str, Encoder]:
-  """Returns the encoder of each tower and, at last, of the reader, by path."""
+  """Returns the encoders of the towers and then of the reader, by path."""
 
   def the_only(source: Source, role: str) -> Encoder:
     found = [
@@ -311,7 +309,7 @@ def _choose_encoders(
     query, block = the_only(own, "query"), the_only(of_blocks, "block")
     chosen[f"{RETRIEVER}/{name_maps.SHARED_TOWER}"] = query
     if query is not block or config.separate_towers:
-      # What two towers share.
+      # Settings that two towers must share.
       fields = (
         {n: v for n, v in one.retriever_fields.items() if n not in _PREFIXES}
         for one in (query, block)
@@ -344,7 +342,7 @@ def _vocabulary(
 ) -> BertVocabulary:
   """Returns the vocabulary, which all inputs must share."""
   if config.vocab is not None:
-    # REALM and ORQA were trained on what TensorFlow Text makes of texts.
+    # REALM and ORQA were trained with TensorFlow Text's normalization.
     is_realm = config.format.endswith("realm")
     return read_vocabulary(
       config.vocab, normalizer="tensorflow_text" if is_realm else "bert"
@@ -369,7 +367,7 @@ def _retriever(
   encoders: Mapping[str, Encoder],
   words: BertVocabulary,
 ) -> BertRetriever:
-  """Returns the retriever as the user, or else the input, says."""
+  """Returns the retriever with settings of the user, or else of the input."""
   first, *others = encoders.values()
   towers = encoders.keys() - {READER}
   fields = {"projection_size": None, **first.retriever_fields}
@@ -390,17 +388,17 @@ def _retriever(
       raise WeightsError(
         f"--{name}={text!r} has words that the vocabulary cannot spell"
       )
-  # Both dropout rates are the encoder's.
+  # The encoder's dropout rate is used for both.
   fields["projection_dropout_rate"] = first.bert.dropout_rate
   return BertRetriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
 
 
 def nested(flat: Mapping[str, AnyArray]) -> Params:
-  """Returns the parameter tree of arrays that are given by path.
+  """Returns the parameter tree of arrays by path.
 
-  Paths number the layers of an encoder, as other systems do. In the tree, all
-  blocks of T5, and all layers of BERT but the last, are stacked along a new
-  first axis, for the encoder's scan.
+  Paths have the numbers of layers, as in other systems. In the tree, all blocks
+  of T5, and all layers of BERT but the last, are stacked along a new first
+  axis, for the encoder's scan.
   """
   tree: dict[str, AnyArray] = {}
   layers: dict[tuple[str, str, str], dict[int, AnyArray]] = {}
@@ -420,7 +418,7 @@ def nested(flat: Mapping[str, AnyArray]) -> Params:
 
 
 def flattened(tree: Params) -> dict[str, AnyArray]:
-  """Returns the arrays of a parameter tree by path, as `nested` takes them."""
+  """Returns the arrays of a parameter tree by path, the inverse of `nested`."""
   arrays = traverse_util.flatten_dict(meta.unbox(tree), sep="/")
   flat: dict[str, AnyArray] = {}
   for path, array in arrays.items():

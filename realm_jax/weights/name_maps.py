@@ -1,9 +1,9 @@
-"""Names that the modules of BERT, REALM and T5 have in other systems.
+"""Names of the modules of BERT, REALM and T5 in other systems.
 
-A table is a list of modules, ours and theirs, which `read` and `write` apply in
-either direction. Names are spelled as TensorFlow spells them
+A table is a list of pairs of modules, ours and theirs, which `read` and `write`
+apply in either direction. Names have TensorFlow's spelling
 (`encoder/layer_0/output/dense`), and PyTorch's follow by rules. The last word
-of our name tells which parameters a module has.
+of our name determines the parameters of a module.
 """
 
 import re
@@ -28,9 +28,9 @@ HEAD = "cls/predictions"
 WORDS = "encoder/word_embeddings"
 
 # Parameters of a module by the last word of its name: their names here, in
-# TensorFlow and in PyTorch, which holds kernels as [out, in]. The first ports
-# of BERT to it kept TensorFlow's names of LayerNorm's parameters. All others
-# are linear layers.
+# TensorFlow and in PyTorch, which stores kernels as [out, in]. The first ports
+# of BERT to PyTorch kept TensorFlow's names of LayerNorm's parameters. All
+# other modules are linear layers.
 _PARAMETERS: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
   "norm": (
     ("/scale", "/gamma", ["weight", "gamma"]),
@@ -56,7 +56,7 @@ _LAYER = {
   "attention_norm": "attention/output/LayerNorm",
   "output_norm": "output/LayerNorm",
 }
-# The same of T5: of attention, and of a feed-forward layer, gated or not.
+# Names of T5's layers: of attention, and of feed-forward layers, gated or not.
 _T5_ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _T5_FEED_FORWARD = {
   False: {"up": "wi", "down": "wo"},
@@ -72,11 +72,11 @@ _OTHER_VOCABULARY = (
 
 
 class Module(NamedTuple):
-  """A line of a table: the name of our module, and of theirs.
+  """A line of a table: the names of our module and of theirs.
 
-  A table may name modules that a model lacks; their tensors are not used. Where
-  two lines have one module of ours, the later one names copies of its tensors:
-  an import checks that they are equal, and an export does not write them. Their
+  A table may have modules that a model lacks; their tensors are not used. If
+  two lines have the same module of ours, the later one is a copy: an import
+  checks that the tensors are equal, and an export does not write them. Their
   kernel and bias are ours times `factor`, a power of two, so that neither
   direction rounds.
   """
@@ -99,8 +99,8 @@ def below(table: Table, *, ours: str = "", theirs: str = "") -> list[Module]:
 def bert(prefix: str, num_layers: int, around: Table = ()) -> list[Module]:
   """Returns the modules of a BERT, and those `around` it, such as a projection.
 
-  The `prefix` is that of its embeddings and layers there. One of the other
-  modules may be a pooler in place of BERT's own.
+  `prefix` is the prefix of its embeddings and layers in the other system. One
+  of the other modules may be a pooler in place of BERT's own.
   """
   names = _EMBEDDINGS | {
     f"encoder/layer_{i}/{ours}": f"encoder/layer_{i}/{theirs}"
@@ -118,7 +118,7 @@ def masked_lm_head(
 ) -> list[Module]:
   """Returns the modules of a masked-LM head.
 
-  `has_tied_decoder` tells whether the head's decoder, if it is there, is a copy
+  `has_tied_decoder` is whether the head's decoder, if there is one, is a copy
   of the word embeddings.
   """
   ours, decoder = "masked_lm_head", f"{theirs}/decoder"
@@ -194,7 +194,7 @@ def mapped_tensors(
 
 
 def show(name: str, shape: Shape) -> str:
-  """Returns a name and a shape for people, such as `pooler.weight [8, 8]`."""
+  """Formats a name and a shape, as in `pooler.weight [8, 8]`."""
   return f"{name} {list(shape)}"
 
 
@@ -215,17 +215,16 @@ def read(
     table: Modules of the model and of the input.
     shapes: Shapes of all parameters of the model, by path.
     system: System whose spelling the names have.
-    allowed: Reasons why tensors without a place in the table are not used, and
-      why parameters in it without a tensor start from random values, by regular
-      expressions for the whole name or path. Any other is an error.
+    allowed: Reasons why tensors that are not in the table are unused, and why
+      parameters without a tensor start from random values, by regular
+      expressions for the whole name or path. Others are errors.
 
   Returns:
-    The parameters, and a line for each tensor and parameter that says what
-    became of it.
+    The parameters, and a report with a line for each tensor and parameter.
 
   Raises:
-    WeightsError: A tensor is left over, missing, of another shape, not of
-      floats, not finite, or differs from its copy.
+    WeightsError: A tensor is left over or missing, has another shape or a type
+      other than floats, is not finite, or differs from its copy.
   """
 
   def reason(name: str) -> str:
@@ -233,7 +232,7 @@ def read(
     return next(fitting, "")
 
   found: dict[str, list[tuple[str, MappedTensor]]] = {}
-  # Why tensors are not used, and parameters have no tensor.
+  # Reasons for unused tensors, and for parameters without a tensor.
   unused = {name: reason(name) for name in tensors}
   fresh = dict.fromkeys(shapes, "not in the input")
   used, misshapen = set(), {}
@@ -319,7 +318,7 @@ def write(
 
 def _parameter(tensors: Tensors, name: str, entry: MappedTensor) -> np.ndarray:
   array = tensors[name]
-  # numpy does not count bfloat16 among its floats.
+  # NumPy does not know that bfloat16 is a float.
   if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
     raise WeightsError(
       f"{name} holds {array.dtype}; want float32, float16 or bfloat16 "

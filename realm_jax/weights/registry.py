@@ -1,4 +1,4 @@
-"""Formats of weights that are imported, and what a user chooses about them."""
+"""Formats of weights for import and export, and the options of an import."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
 HF_BERT, T5, HF_RERANKER = "hf_bert", "hf_t5", "hf_reranker"
-# What an input of a format is, for people; and the module and name of the
-# function that opens one, given its path, as a `mapped_weights.Source`.
+# By format: a description of its inputs, and `MODULE:FUNCTION`, which opens the
+# input at a path as a `mapped_weights.Source`.
 FORMATS: Mapping[str, tuple[str, str]] = {
   HF_BERT: (
     "a directory with config.json, model.safetensors or pytorch_model.bin "
@@ -55,12 +55,12 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "realm_jax.weights.hugging_face:read_cross_encoder",
   ),
 }
-# Names of models on Hugging Face's hub, and the files that are read of them.
+# Names of models on Hugging Face's hub, and the files that an import reads.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES = ("*.json", "vocab.txt", "*/vocab.txt", "spiece.model")
-# Weights of a folder, whole or in shards: the first of these that it has.
+# Weights in a folder, whole or in shards: the first pattern with a match.
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-# What is exported to.
+# Formats of exports.
 TARGETS: Mapping[str, str] = {
   "sentence_transformers": (
     "the retriever as a directory that sentence-transformers loads: BERT, "
@@ -90,7 +90,7 @@ TARGETS: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class ImportConfig:
-  """What to import, and what to make of it; None takes what the input says.
+  """Options of an import; None takes the value from the input.
 
   Attributes:
     format: Format of the input, one of `FORMATS`.
@@ -99,19 +99,20 @@ class ImportConfig:
     block_input: Second input, for a separate block tower.
     revision: Commit, tag or branch of an input on the hub; None takes the
       newest.
-    block_revision: The same of the second input.
-    retriever: MODEL_DIR whose retriever and vocabulary the new one takes over,
-      beside a reader (hf_t5) or a reranker that is imported; with a reranker,
-      also its reader.
-    parts: Parts to import, retriever and reader; None takes what the input has.
+    block_revision: Commit, tag or branch of the second input.
+    retriever: MODEL_DIR from which to take the retriever and vocabulary (with a
+      reranker, also the reader), to combine them with an imported reader
+      (hf_t5) or reranker.
+    parts: Parts to import, retriever and reader; None takes all in the input.
     tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
-      holds several encoders.
-    vocab: Vocabulary file; None takes the input's, which some of tf_realm lack.
+      has several encoders.
+    vocab: Vocabulary file; None takes the input's, which some tf_realm inputs
+      lack.
     pooling: How hidden states become a vector, `pooler`, `cls`, `mean` or
-      `last`;
-      without modules.json, the pooler if the weights have one, or else cls.
-    projection_size: Size of REALM's projection, which is added with random
-      values; None adds none.
+      `last`; without modules.json, the default is the pooler if the weights
+      have one, or else cls.
+    projection_size: Size of a REALM projection to add, with random values; None
+      adds none.
     normalize: Whether vectors have length 1.
     score_scale: Factor of inner products, by default 1; training normalized
       vectors needs more.
@@ -122,15 +123,15 @@ class ImportConfig:
     token_types: Whether tokens after the first [SEP] are of type 1; by default
       yes, as in REALM, except for sentence-transformers.
     separate_towers: Whether queries and blocks have separate towers, which
-      start from the same weights where the input has one.
-    corpus_dir: Corpus to make of the blocks that were released with the
-      weights, whose vectors become snapshot 0; None imports no blocks.
+      start from the same weights if the input has only one.
+    corpus_dir: Corpus to make from the blocks that were released with the
+      weights; their vectors become snapshot 0. None imports no blocks.
     block_records: File of the blocks' texts, block_records.npy or TFRecords
       (blocks.tfr); None takes the input's own.
     block_titles: TFRecords of the blocks' titles (titles.tfr); None leaves them
       empty.
     index: Kind of index for the vectors, exact or scann; None takes `scann`.
-    ignore: Regular expression for whole names of tensors that may stay unused,
+    ignore: Regular expression for whole names of tensors that may be unused,
       and for whole paths of parameters that may start from random values.
     seed: Seed of parameters that start from random values.
   """
@@ -196,7 +197,7 @@ class ImportConfig:
 
 @functools.cache
 def _fetched(name: str, revision: str | None) -> Path:
-  """Returns the folder of a model of the hub, fetched once in a process."""
+  """Returns the folder of a model on the hub, fetched once in a process."""
   try:
     from huggingface_hub import snapshot_download as fetch
 
@@ -204,7 +205,7 @@ def _fetched(name: str, revision: str | None) -> Path:
     lacking = {file.parent for file in folder.rglob("config.json")}
     for pattern in _HUB_WEIGHTS:
       wanted = [str(one.relative_to(folder) / pattern) for one in lacking]
-      # The same commit, also where a branch has moved on meanwhile.
+      # The same commit, even if a branch has moved on.
       fetch(name, revision=folder.name, allow_patterns=sorted(wanted))
       lacking = {one for one in lacking if not [*one.glob(pattern)]}
   # Errors of the hub, of the network and of the disk.
@@ -220,15 +221,15 @@ def _fetched(name: str, revision: str | None) -> Path:
 
 
 def locate(path: epath.PathLike, revision: str | None = None) -> Path:
-  """Returns the local path of an input, from which its weights are mapped.
+  """Returns the local path of an input.
 
-  Where nothing is at the path and it looks like a model's name on Hugging
-  Face's hub, such as `intfloat/e5-base-v2`, this downloads a revision of the
-  model or takes it from the hub's cache, if the extra `hub` is installed. The
-  name of the folder is the commit.
+  If the path does not exist and looks like a model's name on Hugging Face's
+  hub, such as `intfloat/e5-base-v2`, this downloads a revision of the model or
+  takes it from the hub's cache, if the extra `hub` is installed. The name of
+  the folder is the commit.
 
   Raises:
-    WeightsError: The weights are in a bucket, or not there.
+    WeightsError: The weights are in a bucket, or do not exist.
   """
   if is_remote(path):
     raise WeightsError(
@@ -236,7 +237,7 @@ def locate(path: epath.PathLike, revision: str | None = None) -> Path:
       f"them to one first (gcloud storage cp --recursive {path} .)"
     )
   local, name = Path(path), str(path)
-  # The prefix of a TensorFlow checkpoint is no file.
+  # The path may be the prefix of a TensorFlow checkpoint, which is not a file.
   if local.exists() or [*local.parent.glob(f"{local.name}.*")]:
     if revision is not None:
       raise WeightsError(
@@ -250,7 +251,7 @@ def locate(path: epath.PathLike, revision: str | None = None) -> Path:
 
 
 def origin(config: ImportConfig) -> dict[str, JsonValue]:
-  """Returns what an import was told, and the commits that it took."""
+  """Returns the options of an import, and the commits of its inputs."""
   told = {
     name: os.fspath(value) if isinstance(value, os.PathLike) else value
     for name, value in vars(config).items()

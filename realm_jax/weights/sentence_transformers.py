@@ -1,6 +1,6 @@
 """Models of sentence-transformers: a chain of modules, a folder for each.
 
-A tower is this chain, of which every module but the first two is optional:
+A tower is this chain; all modules except the first two are optional:
 
 | module | is |
 | --- | --- |
@@ -35,23 +35,23 @@ _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
 _README = "README.md"
-# Their names of poolings.
+# The library's names of poolings.
 _POOLINGS = {"mean": "mean", "last": "lasttoken"}
 _PACKAGE = "sentence_transformers.models."
 _TANH = "torch.nn.modules.activation.Tanh"
 _IDENTITY = "torch.nn.modules.linear.Identity"
-# The names that models have given to the prompts of queries and of blocks.
+# Names that models use for the prompts of queries and of blocks.
 _PROMPT_NAMES = {
   "query_prefix": ("query",),
   "block_prefix": ("document", "passage", "corpus"),
 }
-# Settings of a retriever that the library has no place for. It does not read
-# their file; an import does.
+# File for settings of a retriever that the library does not have. The library
+# ignores the file; an import reads it.
 _SETTINGS = "realm_jax.json"
-# The epsilon of torch's LayerNorm, which theirs has no setting for.
+# The epsilon of torch's LayerNorm, which the library cannot change.
 _NORM_EPS = 1e-5
 _MAX_EPS_DIFFERENCE = 2e-10
-# What a Dense must say, if it says it: it has a bias and nothing else.
+# Settings that a Dense must have, if it states them: only a bias.
 _USUAL_DENSE = {
   "bias": True,
   "module_input_name": "sentence_embedding",
@@ -63,9 +63,9 @@ _USUAL_DENSE = {
 def _chain(
   pooling: str, *, has_projection: bool, normalize: bool
 ) -> list[tuple[str, str]]:
-  """Returns a tower's modules as `_described` says them, with our names.
+  """Returns a tower's modules, in the form of `_described`, with our names.
 
-  Our name is empty where a module has no weights, or is BERT.
+  Our name is empty for BERT, and for a module without weights.
   """
   chain = [("Transformer", "")]
   chain.append((f"Pooling {_POOLINGS.get(pooling, 'cls')}", ""))
@@ -80,7 +80,7 @@ def _chain(
 
 
 def _described(kind: str, module: Mapping[str, Any]) -> str:
-  """Returns a module's kind with what decides whether a tower can have it."""
+  """Returns a module's kind, with the settings that must match a tower's."""
   said = [str(module.get("activation_function", ""))] * (kind == "Dense")
   if kind == "Pooling":
     modes = [
@@ -88,7 +88,7 @@ def _described(kind: str, module: Mapping[str, Any]) -> str:
       for key, value in module.items()
       if key.startswith("pooling_mode_") and value
     ]
-    # Later versions write one name instead.
+    # Later versions write a single name instead.
     said = [*dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])]
   return " ".join([kind, *said]).rstrip()
 
@@ -96,7 +96,7 @@ def _described(kind: str, module: Mapping[str, Any]) -> str:
 def _around(
   chain: Iterable[tuple[str, str]], folders: Iterable[str], factor: float
 ) -> list[Module]:
-  """Returns the modules with weights after BERT; see `_projection_factor`."""
+  """Returns the modules with weights after BERT (see `_projection_factor`)."""
   return [
     Module(
       ours,
@@ -109,11 +109,11 @@ def _around(
 
 
 class SentenceModel(NamedTuple):
-  """What the files of a directory say; by default, there are none.
+  """Contents of a directory's files; by default, there are none.
 
   Attributes:
     folders: Folder of each module.
-    around: Modules beside BERT that have weights.
+    around: Modules with weights, other than BERT.
     fields: Fields of `BertRetriever`.
   """
 
@@ -161,7 +161,7 @@ def read_model(directory: Path) -> SentenceModel:
     "pooling": pooling,
     "normalize": normalize,
     **prefixes,
-    # By default it reads `[CLS] text [SEP]`, all of it of type 0.
+    # By default the library reads `[CLS] text [SEP]`, all of type 0.
     "title_separator": settings.get("title_separator", bool, False),
     "token_types": settings.get("token_types", bool, False),
     "score_scale": settings.get("score_scale", PositiveFloat, 1.0),
@@ -182,8 +182,8 @@ def read_model(directory: Path) -> SentenceModel:
 def export_tower(model: BoundModel, tower: str | None) -> Export:
   """Plans the export of a tower, `query`, `block`, `hop` or the only one.
 
-  Each tower makes a directory of its own: these load with every version of the
-  library, unlike a Router, and an import reads them back.
+  Each tower has its own directory, which loads with every version of the
+  library, unlike a Router, and can be imported again.
   """
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
@@ -201,7 +201,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   contents: dict[str, JsonValue] = {
     chain[1][0]: {
       "word_embedding_dimension": bert.hidden_size,
-      # As all versions read it.
+      # All versions read this form.
       "pooling_mode_cls_token": not is_mean and not is_last,
       "pooling_mode_mean_tokens": is_mean,
       "pooling_mode_max_tokens": False,
@@ -224,7 +224,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   ours = name_maps.CHOSEN_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
   has_types = not isinstance(bert, ModernBertConfig)
-  # Where types are among these names, the body of a pair has the type 1.
+  # If types are among these names, the second text of a pair has type 1.
   types = ["token_type_ids"] if retriever.token_types and has_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
@@ -245,8 +245,8 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     _LENGTHS: {
       "max_seq_length": bert.max_positions,
       "do_lower_case": False,
-      # BERT's own pooler is not in the weights. With it, the library would warn
-      # of random values. ModernBERT has none.
+      # BERT's own pooler is not in the weights; without this setting, the
+      # library would warn about random values. ModernBERT has no pooler.
       "model_args": {"add_pooling_layer": False} if has_types else {},
     },
     _SETTINGS: {
@@ -279,13 +279,13 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
 
 
 def _projection_factor(norm_eps: float) -> float:
-  """Returns the factor by which the projection before a LayerNorm is written.
+  """Returns the factor for the weights of the projection before a LayerNorm.
 
-  LayerNorm (v − mean) / √(var + ε) is the same of c · v with c² · ε. Its ε is
-  1e-5 in sentence-transformers, so weights that are c times as large give it an
-  effective ε of 1e-5 / c². c is the least power of two, which rounds no weight,
-  with which this is the retriever's to 2e-10. Where the elements of a vector
-  have a variance of 1e-4, what remains changes the vector by a millionth.
+  LayerNorm (v − mean) / √(var + ε) is the same for c · v with c² · ε. In
+  sentence-transformers ε is 1e-5, so multiplying the weights by c makes the
+  effective ε 1e-5 / c². c is the smallest power of two, so that no weight is
+  rounded, for which this equals the retriever's ε to 2e-10. If the elements of
+  a vector have a variance of 1e-4, the remaining error is a millionth.
   """
   for factor in (2.0**exponent for exponent in range(9)):
     if abs(_NORM_EPS / factor**2 - norm_eps) <= _MAX_EPS_DIFFERENCE:
@@ -298,11 +298,11 @@ def _projection_factor(norm_eps: float) -> float:
 
 
 def _prompts(model: BoundModel) -> dict[str, str]:
-  """Returns the prefixes as texts that give the same tokens again."""
+  """Returns the prefixes as texts that have the same tokens."""
   texts = {}
   for field, (name, *_) in _PROMPT_NAMES.items():
     ids = tuple(getattr(model.retriever, field))
-    # The space separates the prompt from the word that follows.
+    # The space separates the prompt from the next word.
     text = f"{model.vocabulary.decode(ids)} " if ids else ""
     if (
       tuple(model.vocabulary.encode(text, follows=True) if text else ()) != ids
@@ -344,7 +344,7 @@ versions add. A text is cut after {positions} tokens.
 def _readme(
   retriever: BertRetriever, prompts: Mapping[str, str], tower: str | None
 ) -> str:
-  """Returns the text of README.md: how others give the model their texts."""
+  """Returns the text of README.md, with instructions for using the model."""
   block, body = prompts["document"], "The bridge was built by the railway."
   separator, types = "", "all of type 0"
   document = f'"{block}Bridge {body}"'

@@ -35,7 +35,8 @@ from realm_jax.training.stages.stage import (
   StageContext,
 )
 
-# Of queries [b d], of the blocks of each [b k d], and what a stage adds.
+# Vectors of queries [b d] and of the blocks of each [b k d], and any additions
+# of a stage.
 _Vectors = tuple[Array, ...]
 
 
@@ -43,12 +44,11 @@ class ContrastiveBatch(NamedTuple):
   """Queries, each with its block and negatives.
 
   Attributes:
-    blocks: The block of each query, then the negatives that are given and
-      those that were mined.
-    hashes: By which the blocks are told apart.
+    blocks: The block of each query, then the task's negatives, then mined ones.
+    hashes: Content hashes, to recognize copies of blocks.
     removed: Whether a sentence was removed from its block, in inverse cloze.
-    negative_scores: A teacher's scores of the negatives that are given, less
-      that of the query's block, if it teaches.
+    negative_scores: A teacher's scores of the task's negatives, less its score
+      of the query's block, for distillation.
   """
 
   query: Int[AnyArray, "b q"]
@@ -60,27 +60,28 @@ class ContrastiveBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Stage):
-  """A query finds its block among the blocks of the global batch.
+  """A query learns to find its block among the blocks of the global batch.
 
-  Blocks that are relevant to a query by its example, or their copies, are not
-  among its negatives.
+  Blocks that the example lists as relevant, and their copies, are not among the
+  query's negatives.
 
   Attributes:
-    num_negatives: Number of negatives that the task gives with each query.
-    num_hard_negatives: Number of blocks that the present snapshot retrieves
-      for each query by its own query tower (ANCE, Xiong et al. 2020, arXiv
-      2007.00808). No relevant block is one of them, and none that contains an
-      answer, if the task gives answers. With 0 there is no index.
-    num_spare: Number of blocks that are searched beside them, so that these
-      can be dropped.
-    num_positives: Number of relevant blocks of a query that are known, at most.
-    shared_negatives: Whether the negatives of a query are those of all queries.
-    temperature: Divisor of the scores, beside the retriever's `score_scale`.
+    num_negatives: Number of the task's negatives for each query.
+    num_hard_negatives: Number of blocks that are mined for each query from the
+      current snapshot, with its query tower (ANCE, Xiong et al. 2020, arXiv
+      2007.00808). Relevant blocks are excluded, and so are blocks that contain
+      an answer, if the task has answers. With 0 there is no index.
+    num_spare: Number of additional blocks to search for, to replace excluded
+      ones.
+    num_positives: Maximum number of known relevant blocks of a query.
+    shared_negatives: Whether negatives of one query are negatives of all.
+    temperature: Divisor of the scores, in addition to the retriever's
+      `score_scale`.
     negative_margin: Negatives that score higher than the query's block less
       this number are left out; None keeps them.
     symmetric: Whether a block also has to find its query.
-    vector_sizes: Smaller sizes at which vectors are also compared, cut to
-      their first elements, so that these alone can be searched (Matryoshka,
+    vector_sizes: Smaller sizes to which vectors are also truncated for the
+      loss, so that the first elements can be searched alone (Matryoshka,
       Kusupati et al. 2022, arXiv 2205.13147). The losses are added.
   """
 

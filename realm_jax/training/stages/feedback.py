@@ -1,4 +1,4 @@
-"""The retriever learns from what clients report of the lists it has served."""
+"""Trains the retriever with clients' feedback on lists that it has served."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ FeedbackLoss = Literal["contrastive", "pairwise", "policy_gradient"]
 
 
 class FeedbackBatch(NamedTuple):
-  """Queries, the candidates of the lists that were served, and the lists."""
+  """Queries, the candidates of the served lists, and the lists."""
 
   query: Int[AnyArray, "b q"]
   candidates: Candidates
@@ -55,22 +55,22 @@ class FeedbackBatch(NamedTuple):
 class FeedbackLearning(Stage):
   """Learning from the rewards of a feedback log (`realm_jax/feedback`).
 
-  The candidates of a list are those that were found when it was served, all
-  embedded anew, from the newest version of the corpus. A list is left out once
-  one of its blocks is gone or has another text, and so is one that is too long,
-  or lacks what the loss needs, a probability or rewards of passages; the metric
-  `left_out` is their share.
+  The candidates of a list are the blocks that were retrieved when it was
+  served. They are embedded again, with the text of the newest corpus version. A
+  list is left out if one of its blocks is gone or has another text, if it is
+  too long, or if it lacks the probability or the passage rewards that the loss
+  needs; the metric `left_out` is the share of such lists.
 
   Attributes:
-    feedback_loss: "policy_gradient" learns from lists whose order was drawn,
-      "contrastive" and "pairwise" from all whose passages have rewards of their
-      own (`objectives/feedback.py`).
-    pool_size: Number of candidates of the lists to learn from, at most.
-    num_shown: Number of them that were shown, at most.
+    feedback_loss: "policy_gradient" learns from lists whose order was drawn;
+      "contrastive" and "pairwise" from lists with rewards for each passage
+      (`objectives/feedback.py`).
+    pool_size: Maximum number of candidates of a list.
+    num_shown: Maximum number of candidates that were shown.
     clip_ratio: Upper bound of the importance ratios.
-    start_weight: Weight of the divergence from the retriever of the start,
-      which is the component `start_retriever`, over the blocks of the whole
-      batch, or of a micro-batch. With 0 there is none.
+    start_weight: Weight of the divergence from the initial retriever, the
+      component `start_retriever`, over the blocks of the whole batch, or of a
+      micro-batch. 0 disables it.
   """
 
   feedback_loss: FeedbackLoss = "contrastive"
@@ -100,11 +100,11 @@ class FeedbackLearning(Stage):
     corpus = context.corpus
     rows, is_same = _rows_of(corpus, ids, hashes)
     if not is_same.all():
-      # The service may have a newer version by now.
+      # The service may use a newer version.
       corpus = _in_use(corpus.newest())
       rows, is_same = _rows_of(corpus, ids, hashes)
     temperature = batch.array("temperature")
-    # What is longer was cut.
+    # Longer lists have been truncated.
     fits = batch.array("num_candidates") <= self.pool_size
     fits &= batch.array("num_shown") <= self.num_shown
     is_learned = is_same & fits & batch.is_real
@@ -112,14 +112,14 @@ class FeedbackLearning(Stage):
       is_learned &= temperature > 0
     else:
       is_learned &= batch.array("is_of_passages") > 0
-    # Later, clients cannot end the run by what they ask for.
+    # Only at the start, so that clients' requests cannot end the run later.
     is_first = batch.positions.min() < len(ids)
     if is_first and not is_learned.any():
       raise RealmError(self._reason(batch))
     lists = ServedLists(
       ids != 0,
       batch.array("pool_scores"),
-      # Places begin at 1 there, so that 0 is padding.
+      # In the batch, positions begin at 1, so that 0 is padding.
       np.where(fits[:, None], batch.array("shown") - 1, -1),
       np.where(temperature > 0, temperature, 1).astype(np.float32),
       batch.array("advantages"),
@@ -134,7 +134,7 @@ class FeedbackLearning(Stage):
     return FeedbackBatch(batch.array("query"), candidates, lists), metrics
 
   def _reason(self, batch: Batch) -> str:
-    """Says why nothing can be learned from a batch."""
+    """Explains why nothing can be learned from a batch."""
     for name, setting, limit in (
       ("num_candidates", "POOL_SIZE", self.pool_size),
       ("num_shown", "NUM_SHOWN", self.num_shown),
@@ -184,7 +184,7 @@ class FeedbackLearning(Stage):
   def encoders(
     self, components: Components, params: Params, dropout_key: jax.Array | None
   ) -> Encoders:
-    """Returns the components without dropout, as they serve."""
+    """Returns the components without dropout, as in the service."""
     del dropout_key
     return super().encoders(components, params, None)
 
@@ -193,7 +193,7 @@ class FeedbackLearning(Stage):
   ) -> WeightedLoss:
     """Returns the loss of the lists, with the divergence from the start."""
     lists, size = batch.lists, self.pool_size
-    # Of all queries with the candidates of all.
+    # Scores of all queries with all candidates of the batch.
     every = _scores(encoders, inputs, "retriever")
     own = np.arange(len(every))[:, None] * size + np.arange(size)
     scores = jnp.take_along_axis(every, own, axis=1)
@@ -218,7 +218,7 @@ class FeedbackLearning(Stage):
 def _scores(
   encoders: Encoders, inputs: EncoderInputs, component: str
 ) -> Float[jax.Array, "b m"]:
-  """Returns f(x, z) of each query with the candidates of all."""
+  """Returns f(x, z) of each query with the candidates of all queries."""
   queries, blocks = encoders.candidate_vectors(inputs, component=component)
   scale = encoders.components[component].score_scale
   return scale * jnp.matmul(queries, blocks.T, precision=PRECISION)
@@ -227,7 +227,7 @@ def _scores(
 def _rows_of(
   corpus: Corpus, ids: Int[np.ndarray, "b n"], hashes: Int[np.ndarray, "b n"]
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, " b"]]:
-  """Returns the rows of candidates, and which lists have all of theirs."""
+  """Returns the rows of candidates, and which lists are complete."""
   rows = np.where(ids != 0, corpus.rows_of(ids), NULL_ROW)
   is_known = (rows != NULL_ROW) & (corpus.content_hashes[rows] == hashes)
   return rows, ((ids == 0) | is_known).all(axis=1)
@@ -235,5 +235,5 @@ def _rows_of(
 
 @functools.lru_cache(maxsize=1)
 def _in_use(corpus: Corpus) -> Corpus:
-  """Returns the same corpus, which is not opened again at the next step."""
+  """Caches a corpus, so that the next step does not open it again."""
   return corpus

@@ -1,4 +1,4 @@
-"""Open QA over a graph of blocks, whose reader alone is trained."""
+"""Open QA over a graph of blocks; only the reader is trained."""
 
 import dataclasses
 from typing import Annotated, Any, NamedTuple
@@ -30,10 +30,10 @@ from realm_jax.training.stages.stage import (
 
 @dataclasses.dataclass(frozen=True)
 class LinkedBlocks:
-  """Searches for seeds, and adds the blocks that they lead to.
+  """Searches for seeds, and adds the blocks that they link to.
 
   Attributes:
-    num_seeds: Number of blocks that the index finds.
+    num_seeds: Number of retrieved blocks.
   """
 
   num_seeds: PositiveInt = 20
@@ -41,10 +41,9 @@ class LinkedBlocks:
   def search(
     self, run: Any, token_ids: Int32[np.ndarray, "b q"], k: int
   ) -> SearchResult:
-    """Returns the graph of each query, of k blocks; see `PathSearch`.
+    """Returns the graph of each query, with k blocks (see `PathSearch`).
 
-    Seeds have their scores, and the others less than the least of these, in
-    their order.
+    Seeds keep their scores; the others have lower scores, in order.
     """
     found = run.search_blocks(token_ids, min(self.num_seeds, k))
     rows = expanded(run.corpus, found.rows, k)
@@ -61,8 +60,8 @@ class GraphBatch(NamedTuple):
   Attributes:
     query: Questions.
     blocks: Blocks of the graph, padded.
-    edges: Kind of the edge between two of them (`graphs.edge_kinds`).
-    is_answer: Whether the span of a start and a width is an answer.
+    edges: Kind of the edge between two blocks (`graphs.edge_kinds`).
+    is_answer: Whether the span at a start and of a width is an answer.
   """
 
   query: Int[AnyArray, "b q"]
@@ -73,11 +72,11 @@ class GraphBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphQa(Stage):
-  """Learns to point at answers in blocks that are connected (Min et al. 2019b).
+  """Learns to point at answers in connected blocks (Min et al. 2019b).
 
   Attributes:
-    paths: How the blocks of a graph are found.
-    num_read: Number of blocks of a graph.
+    paths: Search for the blocks of a graph.
+    num_read: Number of blocks in a graph.
   """
 
   paths: Annotated[LinkedBlocks, OfRun()] = dataclasses.field(
@@ -143,7 +142,7 @@ class GraphQa(Stage):
   def loss(
     self, encoders: Encoders, batch: GraphBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns −log Σ p(span|x) of spans that are an answer, over the graph."""
+    """Returns −log Σ p(span|x) over the spans in the graph that are answers."""
     spans = encoders.apply(
       "reader",
       inputs.reader,

@@ -1,4 +1,4 @@
-"""Inverse cloze: find the block that a sentence was taken from."""
+"""Inverse cloze: find the block from which a sentence was taken."""
 
 import dataclasses
 
@@ -18,13 +18,12 @@ from realm_jax.training.stages.stage import (
 class InverseCloze(Contrastive):
   """A sentence finds its block among the blocks of the global batch.
 
-  Accuracy is also reported for the sentences that were removed from their
-  blocks and those that were not: where one remains, matching its words is
-  enough.
+  Accuracy is also reported separately for sentences that were removed from
+  their blocks and for those that were not, for which matching words is enough.
 
   Attributes:
-    shared_negatives: As in ANCE, the blocks that are mined for a sentence are
-      negatives of no other.
+    shared_negatives: Whether mined blocks are negatives of all sentences. As in
+      ANCE, they are only those of the sentence for which they were mined.
   """
 
   shared_negatives: bool = False

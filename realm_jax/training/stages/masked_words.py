@@ -1,8 +1,8 @@
-"""Masked words: their places, where blocks have them, and reading them.
+"""Masked words: their positions in queries and blocks, and the loss.
 
-A reader that also learns to point at them, beside filling them in, needs fewer
-questions later, because BERT's pre-training does not train the span head. It
-costs little: the encoder runs once for both.
+A reader that learns not only to fill in masked words, but also to point at them
+in the block, needs fewer questions later, because BERT's pre-training does not
+train the span head. This costs little, as the encoder runs once for both.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from realm_jax.training.stages.stage import Encoders, ExampleArrays
 class MaskTargets(NamedTuple):
   """The masked tokens that are scored, and their positions in the query.
 
-  `weights` are 1 for a mask and 0 for padding, which follows the masks.
+  `weights` are 1 for masks and 0 for the padding after them.
   """
 
   positions: Int[AnyArray, "b m"]
@@ -51,10 +51,10 @@ class MaskTargets(NamedTuple):
 def occurrences(
   masks: MaskTargets, tokens: Int[AnyArray, "b n l"]
 ) -> Bool[AnyArray, "b n l"]:
-  """Returns at which tokens the masked tokens of their query begin.
+  """Returns the tokens at which the masked tokens of the query occur.
 
-  They count where they occur in the same order, one after the other, as the
-  masked tokens of one salient span do. The arrays are numpy's or jax's.
+  Masked tokens occur where all of them follow each other in the same order, as
+  in one salient span. Arrays are NumPy's or jax's.
   """
   xp = tokens.__array_namespace__()
   length, num_masks = tokens.shape[-1], masks.token_ids.shape[1]
@@ -87,10 +87,10 @@ def masked_spans(
   separator_id: int,
   max_width: int,
 ) -> Bool[Array, "b k l w"]:
-  """Returns whether the span of each start in a body, and width, was masked.
+  """Returns whether the span at each start and of each width was masked.
 
-  Candidates are padded blocks, `[CLS] title [SEP] body [SEP]`, and the reader
-  reads `body_length` tokens of their bodies.
+  Candidates are padded blocks, `[CLS] title [SEP] body [SEP]`. The reader reads
+  `body_length` tokens of their bodies.
   """
   length = candidates.shape[-1]
   first = jnp.argmax(candidates == separator_id, axis=-1)[..., None] + 1
@@ -119,21 +119,20 @@ def loss_given_blocks(
 ) -> WeightedLoss:
   """Returns the loss of filling in the masked words (section 3.1).
 
-  An objective that has a target makes it of a reader without dropout. This
-  takes one more forward pass of the reader, which otherwise has a forward and a
-  backward one, unless it has no dropout anyway.
+  An objective's target comes from a reader without dropout. If the reader has
+  dropout, this takes another forward pass of it.
 
-  With a `span_weight`, the loss of pointing at them is added, so much for each
-  example, before the sum is divided: in the per-token form by the number of
-  masks. As in open QA, a span's score includes that of its block. It trains the
-  reader alone: the retriever learns from p(y|x), as in the paper, and not
-  from where the masked words are.
+  With a `span_weight`, the weighted loss for pointing at the masked words is
+  added for each example, before the sum is divided (in the per-token form by
+  the number of masks). As in open QA, a span's score includes the score of its
+  block. This loss trains only the reader: as in the paper, the retriever learns
+  from p(y|x), and not from the positions of masked words.
   """
   reader, spans, target_logits = encoders.components.reader, None, None
   span_reader: SpanReader | None = None
   words = masks.positions, masks.token_ids
   if span_weight:
-    # Another kind of reader is refused before it is applied.
+    # Refuses another kind of reader before applying it.
     span_reader = encoders.components.span_reader
     logits, spans = encoders.apply(
       "reader",

@@ -1,6 +1,6 @@
-"""Stages of questions with paths: a path retriever, and a reader of paths.
+"""Stages for questions with paths: a path retriever, and a reader of paths.
 
-Both are of Asai et al. 2020 (arXiv 1911.10470), sections 3.1.2 and 3.2.
+Both follow Asai et al. 2020 (arXiv 1911.10470), sections 3.1.2 and 3.2.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ from realm_jax.training.stages.stage import (
 
 @dataclasses.dataclass(frozen=True)
 class _OfPaths(Stage):
-  """A stage whose questions have paths; the snapshot finds other passages.
+  """A stage whose questions have gold paths; the search finds negatives.
 
   Attributes:
-    paths: How a run searches for paths, and how long they are.
-    num_negatives: Number of passages that are taken of those that were found.
-    num_spare: Number of passages that are searched beside these, for those
-      that are on the path, or have an answer.
+    paths: Search for paths, which also determines their length.
+    num_negatives: Number of retrieved passages that are used.
+    num_spare: Number of additional passages to search for, to replace those on
+      the path or with an answer.
   """
 
   paths: Annotated[BeamOverLinks, OfRun()] = dataclasses.field(
@@ -73,10 +73,11 @@ class _OfPaths(Stage):
     )
 
   def gold_paths(self, batch: Batch, corpus: Corpus) -> list[list[int]]:
-    """Returns the rows of each question's path; none if a document is missing.
+    """Returns the rows of each question's path; empty if a document is missing.
 
-    Of the last document it is the first block that contains an answer, and of
-    others the first that links to the next one of the path; or else the first.
+    The last document is represented by its first block that contains an answer,
+    and others by their first block that links to the next document of the path;
+    if there is no such block, by the first.
 
     Raises:
       RealmError: No question has a path, or one is longer than `max_hops`.
@@ -106,13 +107,13 @@ class _OfPaths(Stage):
 
 
 class PathBatch(NamedTuple):
-  """Questions, each with the passages of its path and with others.
+  """Questions, each with the passages of its path and with negatives.
 
   Attributes:
-    blocks: The path's, as many as a path may have, then the others.
-    is_next: Whether a passage, or the end in the last column, is the one to
-      choose in a step.
-    counts: Whether the loss has a term for it there.
+    blocks: Passages of the path, padded to the longest path, then negatives.
+    is_next: Whether a passage, or the end in the last column, is the right
+      choice in a step.
+    counts: Whether the passage has a term in the loss of the step.
   """
 
   query: Int[AnyArray, "b q"]
@@ -123,14 +124,15 @@ class PathBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PathRetrieval(_OfPaths):
-  """In each step, the next passage of the path is scored above all others.
+  """Learns to score, in each step, the next passage of the path above others.
 
   The loss is the binary cross-entropy of P(i | h_t).
 
   Attributes:
-    num_linked: Number of passages that the path or the found ones lead to.
-    prefix_rate: Share of the questions whose path begins with the best found
-      passage that leads to it, if any does, so that a path may begin there.
+    num_linked: Number of passages that the path or retrieved passages link to.
+    prefix_rate: Share of the questions whose path is extended at the front by
+      the best retrieved passage that links to it, if any, so that paths may
+      also start there.
   """
 
   num_linked: NonNegativeInt = 10

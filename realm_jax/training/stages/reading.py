@@ -1,4 +1,4 @@
-"""Reading: a reader that starts from nothing learns to read first."""
+"""Reading: a warm-up for a reader with random initial weights."""
 
 import dataclasses
 from typing import NamedTuple
@@ -34,16 +34,16 @@ class ReadingBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reading(Stage):
-  """A masked sentence is read beside the block that it was taken from.
+  """A masked sentence is read together with its source block.
 
-  BERT's weights are the better start where they are available. The masked
-  words are in the block, so a retriever would learn nothing from it (section
-  3.4); neither the retriever nor the null block takes part.
+  If BERT's weights are available, they are a better start. The masked words are
+  in the block, so a retriever would learn nothing (section 3.4); the retriever
+  and the null block are not used.
 
   Attributes:
-    span_weight: Weight of an example's loss of pointing at the masked words in
-      the block. It is added to the loss of filling them in, and divided by the
-      same number, that of all masks.
+    span_weight: Weight of an example's loss for pointing at the masked words in
+      the block. It is added to the loss for filling them in, and also divided
+      by the number of masks.
   """
 
   span_weight: NonNegativeFloat = 0.0
@@ -84,7 +84,7 @@ class Reading(Stage):
       has_null=False,
       span_weight=self.span_weight,
     )
-    # The others are of several candidates.
+    # Other metrics need several candidates.
     names = ("masked_accuracy", "span_accuracy")
     metrics = {n: found.metrics[n] for n in names if n in found.metrics}
     return found._replace(metrics=metrics)

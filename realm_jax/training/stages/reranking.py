@@ -1,4 +1,4 @@
-"""A cross-encoder is trained, and a teacher trains the retriever."""
+"""Training of a cross-encoder, and distillation of a teacher."""
 
 import dataclasses
 from typing import Literal
@@ -34,14 +34,14 @@ from realm_jax.training.stages.stage import (
 
 @dataclasses.dataclass(frozen=True)
 class Reranking(Contrastive):
-  """A cross-encoder scores a query's block above its negatives.
+  """A cross-encoder learns to score a query's block above its negatives.
 
-  These are given, or mined by the retriever, which stays as it is. There are
-  none of other queries.
+  Negatives come with the task, or are mined by the frozen retriever. Blocks of
+  other queries are not used.
 
   Attributes:
-    ranking: The loss: "listwise", a softmax over the query's blocks, "binary"
-      or "pairwise" (`objectives/ranking.py`).
+    ranking: Loss: "listwise", a softmax over the query's blocks, "binary" or
+      "pairwise" (`objectives/ranking.py`).
   """
 
   ranking: Ranking = "listwise"
@@ -76,14 +76,15 @@ class Reranking(Contrastive):
 class Distilled(Contrastive):
   """The retriever also learns the scores of a teacher.
 
-  It scores a query's own blocks. A cross-encoder stays as it is; a task such as
-  `scored_passages` gives scores of the negatives that it gives, and those that
-  were mined have none.
+  The teacher scores a query's own blocks. It is a frozen cross-encoder, or a
+  task with scores, such as `scored_passages`; mined negatives then have no
+  scores.
 
   Attributes:
-    teacher: What scores the blocks, the component `reranker` or the `task`.
-    distillation: "kl", of softmaxes over the query's blocks, or "margin_mse".
-    distillation_weight: Weight of that loss beside the contrastive one.
+    teacher: Teacher, the component `reranker` or the `task`.
+    distillation: Loss: "kl", of softmaxes over the query's blocks, or
+      "margin_mse".
+    distillation_weight: Weight of this loss, added to the contrastive one.
     teacher_temperature: Divisor of the teacher's scores.
   """
 
@@ -135,7 +136,7 @@ class Distilled(Contrastive):
   def embed(
     self, encoders: Encoders, inputs: EncoderInputs
   ) -> tuple[Array, ...]:
-    """Returns the vectors, and the cross-encoder's scores if it teaches."""
+    """Returns the vectors, and the scores of a cross-encoder as teacher."""
     queries, blocks = super().embed(encoders, inputs)
     if self.teacher == "task":
       return queries, blocks
@@ -157,7 +158,7 @@ class Distilled(Contrastive):
     found = super().compare(components, (queries, blocks), batch)
     scale = components.retriever.score_scale / self.temperature
     student = relevance(queries, blocks, score_scale=scale)
-    # The task has no scores of blocks that were mined, which come last.
+    # The task has no scores of mined blocks, which come last.
     count = teacher.shape[1]
     distance = DISTILLATIONS[self.distillation](
       teacher / self.teacher_temperature,
@@ -180,7 +181,7 @@ def _scores(
 
 
 def _differing(batch: ContrastiveBatch) -> Array:
-  """Returns which blocks are a query's own, or negatives of it."""
+  """Returns the mask of a query's own block and its valid negatives."""
   is_negative = batch.hashes.negatives(shared=False)
   others = is_negative[:, len(batch.query) :]
   own = jnp.ones((len(batch.query), 1), bool)

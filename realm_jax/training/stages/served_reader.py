@@ -1,7 +1,7 @@
-"""A served language model as the reader, from whose likelihoods we learn.
+"""A served language model as the reader, whose likelihoods train the retriever.
 
-The reader is a black box behind a URL: it gives ℓ_z = log p(y|z, x) of a text y
-for each candidate z, and the retriever alone is trained (Shi et al. 2023,
+The reader is a black box behind a URL that returns ℓ_z = log p(y|z, x) of a
+text y for each candidate z. Only the retriever is trained (Shi et al. 2023,
 "REPLUG: Retrieval-Augmented Black-Box Language Models", arXiv 2301.12652).
 """
 
@@ -39,10 +39,10 @@ from realm_jax.training.stages.stage import (
 
 
 class ScoredBatch(NamedTuple):
-  """Queries with their candidates, which the served reader has scored.
+  """Queries with their candidates, and the served reader's scores.
 
   Attributes:
-    log_likelihood: ℓ_z of each candidate; −inf where there is none.
+    log_likelihood: ℓ_z of each candidate; −inf if it has no score.
   """
 
   query: Int[AnyArray, "b q"]
@@ -52,26 +52,27 @@ class ScoredBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServedReader(Stage):
-  """A text, the blocks that are retrieved for it, and a text to be likely.
+  """Trains the retriever to find blocks that make a target text likely.
 
   Attributes:
     language_model: Language model, its templates and its limits.
-    num_read: Number of candidates that it reads, the null block included.
-    num_spare: Number of blocks that are searched beside the candidates and the
-      source, so that verbatim copies of the source can be dropped.
-    objective: What the retriever learns from the log-likelihoods: `replug`,
-      `perplexity` or `leave_one_out`.
+    num_read: Number of candidates that the model reads, including the null
+      block.
+    num_spare: Number of additional blocks to search for, so that verbatim
+      copies of the source can be dropped.
+    objective: Objective of the retriever: `replug`, `perplexity` or
+      `leave_one_out`.
     target_temperature: Temperature of the target of p(z|x). None is the
       paper's.
     null_block: Whether the first candidate is the null block.
-    drop_source: Whether the block that a text is from and its verbatim copies
-      are no candidates. Questions have no source.
+    drop_source: Whether the source of a text and its verbatim copies are
+      dropped. Questions have no source.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the snapshot's query tower.
   """
 
   language_model: ServedLanguageModel
-  # A lone candidate teaches nothing.
+  # With a single candidate there is nothing to learn.
   num_read: Annotated[int, Range(least=2), OfRun()] = 20
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[str, OfRun()] = "replug"
@@ -162,8 +163,8 @@ class ServedReader(Stage):
   ) -> WeightedLoss:
     """Returns the objective over the candidates that have a score.
 
-    p(z|x) is a softmax over these. An example with fewer than two of them has
-    nothing to compare, and does not count.
+    p(z|x) is a softmax over these candidates. An example with fewer than two of
+    them does not count.
     """
     given = jnp.asarray(batch.log_likelihood)
     has_score = given > -jnp.inf
@@ -174,7 +175,7 @@ class ServedReader(Stage):
       jnp.where(is_read, scores, -jnp.inf), axis=-1
     )
     likelihood = jnp.where(counts[:, None], given, 0.0)
-    # To the objectives a text is a single token.
+    # The objectives see a text as a single token.
     weights = counts[:, None].astype(jnp.float32)
     evidence = Evidence(log_prior, likelihood[..., None], weights, likelihood)
     settings: dict[str, Any] = {"form": "joint"}

@@ -1,7 +1,7 @@
 """A reader that writes: questions, masked sentences or any text-to-text task.
 
-A query's candidates are retrieved as in pre-training; the reader reads its text
-beside each of them, and learns to write the target.
+A query's candidates are retrieved as in pre-training; the reader reads the
+query with each of them, and learns to write the target.
 """
 
 import dataclasses
@@ -54,13 +54,13 @@ class TextBatch(NamedTuple):
   """Queries with their candidates, in the vocabularies of both components.
 
   Attributes:
-    query: Queries, as the retriever reads them.
-    candidates: Blocks, as the retriever reads them, and their passages, as the
-      reader does; None where the step finds them.
-    prompts: Queries, as the reader reads them.
-    targets: What the reader is to write.
-    source_hash: Content hash of each query's block, in two words, where the
-      step finds the candidates; zeros if none is dropped.
+    query: Queries, in the retriever's vocabulary.
+    candidates: Blocks, in the retriever's vocabulary, and their passages, in
+      the reader's; None if the step does its own retrieval.
+    prompts: Queries, in the reader's vocabulary.
+    targets: Texts that the reader learns to write.
+    source_hash: Content hash of each query's source, in two words, if the step
+      does its own retrieval; zeros if no source is dropped.
   """
 
   query: Int[AnyArray, "b q"]
@@ -74,39 +74,36 @@ class TextBatch(NamedTuple):
 class TextToText(Stage):
   """A text, the blocks that the index retrieves, and a text to write.
 
-  With the null block as its only candidate (closed book), or with the block
-  that a sentence was taken from, nothing is retrieved, and the reader alone is
-  trained.
+  If the only candidate is the null block (closed book) or the source of a
+  sentence, nothing is retrieved, and only the reader is trained.
 
   Attributes:
-    num_read: Number of candidates, the null block included.
-    num_reranked: Number of blocks that are retrieved and embedded anew, with
-      the current parameters, to choose the candidates, as in Atlas' code. None
-      takes the candidates as they were retrieved.
-    rerank_depth: Number of blocks that are retrieved for a frozen cross-encoder
-      to choose the candidates, the component `reranker` of the initial
-      checkpoint. It decides what is read; p(z|x) stays the retriever's. With 0
-      there is none.
-    num_spare: Number of blocks that are searched beside the candidates and the
-      source, so that verbatim copies of the source can be dropped.
-    objective: What the retriever learns from: `emdr2`, `perplexity`,
-      `leave_one_out`, `replug`, or of a fused reader its attention (`fid_kd`,
+    num_read: Number of candidates, including the null block.
+    num_reranked: Number of retrieved blocks that are embedded again, with the
+      current parameters, to choose the candidates, as in Atlas' code. None
+      keeps the candidates as retrieved.
+    rerank_depth: Number of retrieved blocks from which a frozen cross-encoder,
+      the component `reranker` of the initial checkpoint, chooses the
+      candidates. p(z|x) is still the retriever's. 0 disables it.
+    num_spare: Number of additional blocks to search for, so that verbatim
+      copies of the source can be dropped.
+    objective: Objective of the retriever: `emdr2`, `perplexity`,
+      `leave_one_out`, `replug`, or the attention of a fused reader (`fid_kd`,
       `attention_norm`). `marginal` is for a reader that is not fused.
-    loss_form: Form of the losses: of the text as a whole, `joint`, or
+    loss_form: Form of the losses, for the text as a whole (`joint`) or
       `per_token`.
     target_temperature: Temperature of the target of p(z|x). None is the
       paper's.
-    mean_likelihood: Whether a target is made of the mean of a text's log p
-      over its tokens, as in Atlas' code, and not of their sum.
-    freeze_reader: Whether the reader stays as it is, and has no dropout.
+    mean_likelihood: Whether targets use the mean of log p over a text's tokens,
+      as in Atlas' code, instead of the sum.
+    freeze_reader: Whether the reader is frozen, without dropout.
     null_block: Whether the first candidate is the null block.
-    read_source: Whether the only candidate is the block that a sentence was
-      taken from: a reader with random initial weights learns to read first.
-    read_gold: Whether candidates are taken first, of the searched blocks, from
-      those that have the masked words. Only tasks that mask sentences have
-      such words.
-    drop_source: Whether the block that a sentence is from and its verbatim
-      copies are no candidates. Questions have no source.
+    read_source: Whether the only candidate is the source of a sentence, so that
+      a reader with random initial weights learns to read first.
+    read_gold: Whether blocks with the masked words come first among the
+      candidates. Only tasks that mask sentences have such words.
+    drop_source: Whether the source of a sentence and its verbatim copies are
+      dropped. Questions have no source.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the snapshot's query tower.
   """
@@ -152,7 +149,7 @@ class TextToText(Stage):
 
   @property
   def _retrieved(self) -> tuple[str, int]:
-    """The number of blocks that are retrieved, and the setting it is from."""
+    """Setting and number of the blocks to retrieve."""
     if self.rerank_depth:
       return "RERANK_DEPTH", self.rerank_depth
     if self.num_reranked is not None:
@@ -188,7 +185,7 @@ class TextToText(Stage):
       drop_source=self.drop_source,
       null_block=self.null_block,
       current_queries=self.current_queries,
-      # A compiled step does not look for masked words in the blocks.
+      # A compiled step cannot look for masked words in the blocks.
       in_step=not self.read_gold,
     )
 
@@ -248,9 +245,9 @@ class TextToText(Stage):
     )
 
   def rerank(self, encoders: Encoders, batch: TextBatch) -> TextBatch:
-    """Takes the `num_read` best of the candidates.
+    """Keeps the `num_read` best candidates.
 
-    They are the best by the cross-encoder, or else by the current towers.
+    They are chosen by the cross-encoder, or else by the current towers.
     """
     if self.retrieval is None or self._retrieved[0] == "NUM_READ":
       return batch
@@ -269,7 +266,7 @@ class TextToText(Stage):
       blocks = blocks.reshape(*tokens.shape[:2], -1)
       scale = retriever.score_scale
       scores = relevance(queries, blocks, score_scale=scale)
-    # The null block, which has no passage, stands where copies left too few.
+    # Null blocks, which have no passage, replace missing candidates.
     is_block = jnp.asarray(batch.candidates.passages).any(axis=-1)
     scores = jnp.where(is_block, scores, -jnp.inf)
     _, best = lax.top_k(scores, self.num_read)
@@ -278,7 +275,7 @@ class TextToText(Stage):
   def inputs(self, components: Components, batch: TextBatch) -> EncoderInputs:
     reader, candidates = self._reader(components), batch.candidates
     assert candidates is not None and candidates.passages is not None
-    # They are reranked by now, except where lengths alone are wanted.
+    # Candidates are reranked by now, unless only their lengths are wanted.
     candidates = jax.tree.map(lambda x: x[:, : self.num_read], candidates)
     read = reader_texts.joined(
       *(jnp.asarray(batch.prompts), jnp.asarray(candidates.passages)),
@@ -296,15 +293,15 @@ class TextToText(Stage):
   def loss(
     self, encoders: Encoders, batch: TextBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns the objective over the candidates, all embedded anew.
+    """Returns the objective over the candidates, which are embedded again.
 
     The metric `exact_targets` is the share of targets whose every token is the
     most likely one, given the tokens before it.
     """
     reader, objective = self._reader(encoders.components), self._objective
     drops = "reader" in encoders.dropout_keys and reader.dropout_rate > 0
-    # The candidates' own likelihoods train the retriever, or are its target,
-    # which is made of a reader without dropout.
+    # The likelihoods of single candidates train the retriever. If they are its
+    # target, they come from a reader without dropout.
     has_own_pass = drops and objective.target == "likelihood"
     is_compared = objective.target in (None, "likelihood")
     found = encoders.apply(
@@ -334,7 +331,7 @@ class TextToText(Stage):
         .single
       )
     if single is None:
-      # A fused reader whose candidates are not read by themselves.
+      # A fused reader does not read single candidates.
       single = jnp.zeros((*log_prior.shape, weights.shape[1]))
     target = jnp.sum(single * weights[:, None], axis=-1)
     if self.mean_likelihood:
