@@ -31,7 +31,7 @@ readers of the version before continue to read it. Vocabulary, block length,
 language and dropped titles are those of the corpus; give the other flags of the
 build.
 
-    python -m realm_jax.build_corpus --update --view=t5:spiece.model \
+    python -m realm_jax.build_corpus --update --view=t5:spiece.model \\
       --output_dir=corpus
 
 keeps the texts of a corpus in a further vocabulary, for a reader such as T5;

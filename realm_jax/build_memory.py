@@ -1,6 +1,6 @@
 """Builds a memory of masked words, as gin/runs/build_memory.gin describes.
 
-python -m realm_jax.build_memory --model_dir=… --gin.OUTPUT_DIR=memory
+    python -m realm_jax.build_memory --model_dir=… --gin.OUTPUT_DIR=memory
 """
 
 from collections.abc import Sequence
