@@ -6,6 +6,7 @@
 #   make demo       runs every stage on a generated world, into out/demo
 #   make test       runs every check and every test
 #   make test-fast  runs the checks, and the tests that take seconds
+#   make docs       builds the site, build/site/index.html, and checks its links
 #   make lint       runs ruff and the type checker
 #   make t5x        adds t5x to the environment (optional)
 #   make peers      installs the systems that we compare with in .venv-peers (optional)
@@ -59,6 +60,7 @@ endif
 VERSION := $(shell '$(PYTHON)' -c '$(CHECK)' 2>/dev/null)
 CONSTRAINTS := constraints/$(VERSION).txt
 STAMP := $(VENV)/installed-$(VERSION)
+DOCS_STAMP := $(VENV)/docs-$(VERSION)
 LIBTPU_STAMP := $(LIBTPU)/installed-$(VERSION)
 
 # The commits that were tried with these constraints.
@@ -66,7 +68,7 @@ T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c8233
 AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
 
-.PHONY: env demo test test-fast lint format t5x peers llama parity constraints
+.PHONY: env demo test test-fast docs lint format t5x peers llama parity constraints
 
 define require_python
 	@[ -n '$(VERSION)' ] || { \
@@ -125,6 +127,16 @@ test: lint
 
 test-fast: lint
 	$(PYTEST) -m 'not slow'
+
+# Pages of unchanged files are built again: they may show docstrings and flags.
+docs: $(DOCS_STAMP)
+	$(PY) -m sphinx -q --fresh-env --fail-on-warning -c docs . build/site
+	@cp build/site/README.html build/site/index.html
+	@echo 'The site is build/site/index.html'
+
+$(DOCS_STAMP): $(STAMP)
+	$(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $(DOCS_STAMP)
 
 lint: env
 	$(VENV)/bin/ruff check .

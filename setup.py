@@ -118,6 +118,8 @@ setup(
     # clu and seqio and for another TFDS, which nothing here could run with:
     # `make t5x` adds them from their repositories without those demands.
     "t5x": ["cached-property", "chex", "clu", "fiddle", "grain"],
+    # The site, which `make docs` builds.
+    "docs": ["furo", "myst-parser", "sphinx"],
     "dev": [
       "beartype",
       # The tests' object store, and what reads it: the extra `gcs`.

@@ -30,7 +30,7 @@ replaces that document, a line with a new id adds a document, and
 processes can continue to read the previous version. Vocabulary, block length,
 language and dropped titles stay; pass the build's other flags again.
 
-    python -m realm_jax.build_corpus --update --view=t5:spiece.model \
+    python -m realm_jax.build_corpus --update --view=t5:spiece.model \\
       --output_dir=corpus
 
 also stores the texts of a corpus in another vocabulary, for a reader such as

@@ -1,6 +1,8 @@
-"""Builds a memory of masked words, as gin/runs/build_memory.gin describes.
+"""Builds a memory of masked words (kNN-LM).
 
-python -m realm_jax.build_memory --model_dir=… --gin.OUTPUT_DIR=memory
+    python -m realm_jax.build_memory --model_dir=… --gin.OUTPUT_DIR=memory
+
+The recipe, gin/runs/build_memory.gin, describes the settings.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from tests.conftest import PROJECT_DIR
 
 DOCUMENTS = [
   path.relative_to(PROJECT_DIR).as_posix()
-  for folder in (".", "benchmarks", "docs")
+  for folder in (".", "benchmarks", "docs", "docs/reference")
   for path in sorted((PROJECT_DIR / folder).glob("*.md"))
 ]
 

@@ -64,7 +64,7 @@ class Block:
 
   @functools.cached_property
   def id(self) -> str:
-    """`document id:ordinal`, the block's id for people."""
+    """The document's id and `ordinal`, joined by a colon; an id for people."""
     return f"{self.document_id}:{self.ordinal}"
 
   @functools.cached_property

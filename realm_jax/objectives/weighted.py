@@ -1,7 +1,7 @@
 """Losses and metrics as weighted sums, which micro-batches can add.
 
-The sum of the `WeightedLoss`es of a batch's parts is that of the whole batch,
-and so is its gradient: `jax.tree.map(jnp.add, one, other)`.
+Each `WeightedLoss` of a batch's parts is a summand of the whole batch's, as its
+gradient is of the whole gradient: `jax.tree.map(jnp.add, one, other)`.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,7 @@
 """The page and the HTTP interface, as a Starlette application.
 
-docs/service.md describes all requests and replies.
+docs/reference/http.md is made of the docstrings of the functions that answer;
+docs/service.md describes what their replies share.
 """
 
 import asyncio
@@ -176,6 +177,17 @@ class PageApp:
       logging.exception("the first answer could not be computed")
 
   async def _health(self, request: Request) -> Response:
+    """Says which checkpoint answers. It needs no token.
+
+    Reply:
+      status: `ok`, or `stale` if a newer checkpoint cannot be loaded.
+      problem: Why not, or null. A service with a token leaves it out.
+      checkpoint, snapshot: Their steps.
+      age_seconds: Time since they were loaded.
+      waiting: Number of requests that wait.
+      feedback: With --accept_feedback, the number of `lists` and of `rewards`
+        in the log, and whether it `is_full`.
+    """
     del request
     health = self._service.health() | {"waiting": len(self._turns)}
     if self._token:
@@ -184,10 +196,36 @@ class PageApp:
     return JSONResponse(health)
 
   async def _about(self, request: Request) -> Response:
+    """Says what the page can do.
+
+    Reply:
+      runs: The runs that answer, by `question` and `masked sentence`. Each has
+        `model_dir`, `checkpoint`, `snapshot`, `index` (its kind), `num_blocks`
+        and `can_edit`.
+      retriever: The same for the run that retrieves.
+      examples: Questions to offer.
+      missing: Sentences about what the page cannot do.
+    """
     del request
     return JSONResponse(self._service.about())
 
   async def _explain(self, request: Request) -> Response:
+    """Explains the answer to a question or the filling of a sentence.
+
+    The reply is a RESULT with the fields of explanations. Its blocks have more
+    fields, by which the page shows their texts.
+
+    Body:
+      text: Question, or sentence with [MASK].
+      edits: List of at most 16 objects, each with the `id` of a block and the
+        `text` to read instead. Optional.
+
+    Reply:
+      without: The `answer` without the best block, or for a sentence without
+        any, its `probability`, whether it is the `same`, and what is
+        `left_out`; null if nothing else was read.
+      run: The run, as in `/api/about`.
+    """
     fields = await _fields(request, "text")
     text, edits = checked(fields["text"]).strip(), fields.get("edits", [])
     if not text:
@@ -206,6 +244,24 @@ class PageApp:
     return Response(told, media_type=_JSON)
 
   async def _retrieve(self, request: Request) -> Response:
+    """Retrieves the best blocks for queries.
+
+    Body:
+      queries: List of texts.
+      k: Number of blocks for each, from 1 to 1,000; by default 5.
+      where: Filter of the blocks. Optional.
+      rerank: Whether the run's cross-encoder orders them; by default true.
+      explore: Whether --explore_temperature draws them; by default true.
+      topk: The same as `k`, in Search-R1's protocol.
+      return_scores: Whether a reply in Search-R1's protocol has scores.
+
+    Reply:
+      results: For each query its `blocks`, best first, `query`, `checkpoint`,
+        `snapshot`, and with --accept_feedback `request_id`.
+      request_ids: All of these ids, for `/feedback`.
+      result: In place of `results`, after `topk` or `return_scores`: for each
+        query a list of objects with `document` and `score`, or of documents.
+    """
     fields = await _fields(request, "queries")
     # With one of these, it speaks the protocol of Search-R1.
     is_of_search_r1 = bool({"topk", "return_scores"} & fields.keys())
@@ -244,6 +300,15 @@ class PageApp:
     )
 
   async def _answer(self, request: Request) -> Response:
+    """Answers questions; the run must be of open QA.
+
+    Body:
+      questions: List of texts.
+      where, rerank: As in `/retrieve`.
+
+    Reply:
+      results: For each question a RESULT, with its `question`.
+    """
     fields = await _fields(request, "questions")
     texts, where = fields["questions"], _filter(fields)
     rerank = _flag(fields, "rerank", default=True)
@@ -286,6 +351,16 @@ class PageApp:
     return Response(b'{"%s": [%s]%s}' % given, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:
+    """Changes blocks for all clients, until the service ends.
+
+    Without --allow_updates, the status is 403.
+
+    Body:
+      blocks: List of objects, each with the `id` of a block and its new `text`.
+
+    Reply:
+      updated: Number of blocks.
+    """
     if not self._allow_updates:
       raise HTTPException(
         403, "this service changes no blocks; start it with --allow_updates"
@@ -296,6 +371,18 @@ class PageApp:
     return Response(told, media_type=_JSON)
 
   async def _feedback(self, request: Request) -> Response:
+    """Logs rewards for lists that `/retrieve` returned.
+
+    Without --accept_feedback, the status is 403.
+
+    Body:
+      feedback: List of objects, each with `request_id` and `rewards`: a number
+        from −1 to 1 for the list, or a list with a number for each block.
+
+    Reply:
+      accepted: Number of rewards that were new.
+      repeated: Number of those for lists that had some already.
+    """
     if self._service.feedback is None:
       raise HTTPException(
         403, "this service takes no feedback; start it with --accept_feedback"
