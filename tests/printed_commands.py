@@ -63,6 +63,14 @@ class PrintedCommand:
     return f"{self.document}: {shlex.join([self.module, *self.arguments])}"
 
 
+def fenced(document: str, heading: str) -> str:
+  """Returns the only fenced block below a heading."""
+  page = "\n" + (PROJECT_DIR / document).read_text()
+  section = page.partition(f"\n{heading}\n")[2].partition("\n#")[0]
+  (found,) = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+  return found
+
+
 def _code(document: str) -> str:
   """The lines of indented and fenced blocks, continued lines joined."""
   lines, fenced = [], False

@@ -1,21 +1,18 @@
-"""A stage, a reader, an index and the like that are in no package."""
+"""A reader and the like that are in no package, beside those of the page."""
 
 import dataclasses
 from typing import TextIO
 
 import jax
 import jax.numpy as jnp
+import my_parts
 import numpy as np
 from flax import linen as nn
 
 from realm_jax.evaluation.ask import answer_from_blocks
 from realm_jax.evaluation.result import Answer, Result
-from realm_jax.indexes import protocol
 from realm_jax.models import sequences
 from realm_jax.models.packing import TokenSequences, padded_inputs
-from realm_jax.objectives.distillation import distilled
-from realm_jax.objectives.masked_lm import OBJECTIVES, Objective
-from realm_jax.training.stages.pretraining import Pretraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,56 +120,11 @@ def written_answers(
   return results
 
 
-def best_block(evidence, *, form="per_token"):
-  best = jnp.argmax(evidence.target_likelihood, axis=-1)[:, None]
-  log_prior = jnp.take_along_axis(evidence.log_prior, best, axis=-1)[:, 0]
-  return distilled(evidence, -log_prior, form=form)
-
-
-OBJECTIVES["best_block"] = Objective(best_block)
-
-
 @dataclasses.dataclass(frozen=True)
-class OwnIndexConfig(protocol.IndexConfig):
-  kind = "own"
+class OwnStage(my_parts.TwoSearches):
+  """A stage that trains a reader which answers questions."""
 
-  def build(self, blocks, directory=None):
-    vectors = np.asarray(blocks.embedded()[:], np.float32)
-    if directory is not None:
-      directory.mkdir()
-      np.save(directory / "vectors.npy", vectors)
-    return OwnIndex(vectors)
-
-  def load(self, directory, blocks):
-    return OwnIndex(np.load(directory / "vectors.npy"))
-
-
-class OwnIndex(protocol.Index):
-  kind, needs_vectors = "own", True
-
-  def __init__(self, vectors):
-    self.num_blocks, self.vectors = len(vectors), vectors
-
-  def search(self, queries, k):
-    scores = queries.vectors @ self.vectors.T
-    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
-    return protocol.in_order(rows, np.take_along_axis(scores, rows, axis=1))
-
-
-protocol.CONFIGS["own"] = ("own_parts", "OwnIndexConfig")
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnStage(Pretraining):
-  """Searches again for the query with the best block that was found."""
-
-  num_searches = 2
   asked = "question"
-
-  def next_queries(self, batch, found, context):
-    query, best = batch.array("query"), context.gather(found.rows[:, :1])
-    joint = sequences.join(query, best, joint_length=56, separator_id=3)
-    return np.asarray(joint.token_ids)[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +134,6 @@ class BrokenStage(OwnStage):
 
 
 @dataclasses.dataclass(frozen=True)
-class BrokenIndexConfig(OwnIndexConfig):
+class BrokenIndexConfig(my_parts.HostConfig):
   def build(self, blocks, directory=None):
     raise ValueError("a bug")

@@ -1,21 +1,28 @@
 """A stage, reader, objective and index of the user's own work as ours do.
 
-They are in one file, `own_parts.py`, which is copied out of the package: the
-commands find it by the gin file that imports it, or by --modules.
+Those of docs/extending.md are one module, `my_parts.py`, and others are in
+`own_parts.py`, which is copied out of the package: the commands find it by the
+gin file that imports it, or by --modules.
 """
 
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import realm_jax
 from harness.jobs import gin_command
+from realm_jax import configuration
 from realm_jax.indexes import protocol
 from realm_jax.objectives import masked_lm
+from realm_jax.training.config import TrainConfig
 from tests.json_lines import read_lines
+from tests.printed_commands import fenced
 
 pytestmark = pytest.mark.slow
 _GIN = """
@@ -35,7 +42,7 @@ _INDEX = """
 from __gin__ import dynamic_registration
 import own_parts
 include "tests/integration/tiny.gin"
-INDEX = "own"
+INDEX = "host"
 """
 _BROKEN = """
 from __gin__ import dynamic_registration
@@ -43,6 +50,8 @@ import own_parts
 STAGE = @own_parts.BrokenStage()
 INDEX = @own_parts.BrokenIndexConfig()
 """
+_PAGE = "docs/extending.md"
+_PARTS = "A stage", "An objective", "An index", "A reader"
 _TRAIN = "gin/runs/pretrain.gin", "own.gin"
 _BUILD = "gin/runs/build_index.gin", "index.gin"
 _MODULES = "--modules=own_parts"
@@ -54,10 +63,25 @@ def folder(tmp_path_factory, project_dir):
   for name in ("gin", "tests"):
     (folder / name).symlink_to(project_dir / name)
   shutil.copy(Path(__file__).with_name("own_parts.py"), folder)
+  (folder / "my_parts.py").write_text(
+    "\n".join(fenced(_PAGE, f"## {part}") for part in _PARTS)
+  )
+  (folder / "page.gin").write_text(fenced(_PAGE, "# Extending realm_jax"))
   (folder / "own.gin").write_text(_GIN)
   (folder / "index.gin").write_text(_INDEX)
   (folder / "broken.gin").write_text(_BROKEN)
   return folder
+
+
+@pytest.fixture
+def imported(folder, monkeypatch):
+  """Has their modules imported; what they add is gone after the test."""
+  monkeypatch.syspath_prepend(folder)
+  monkeypatch.chdir(folder)
+  for registry in (masked_lm, "OBJECTIVES"), (protocol, "CONFIGS"):
+    monkeypatch.setattr(*registry, dict(getattr(*registry)))
+  for name in ("my_parts", "own_parts"):
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +120,26 @@ def test_a_bug_in_them_is_read_in_few_frames_of_ours(corpus, run, project_dir):
   assert 3 < len(in_build) <= 10, in_build
 
 
-def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
+@pytest.mark.usefixtures("imported")
+def test_the_gin_file_of_the_page_binds_its_parts():
+  files = ["tests/integration/tiny.gin", "gin/runs/pretrain.gin", "page.gin"]
+  names = 'MODEL_DIR = "run"', 'CORPUS_DIR = "c"', 'INITIAL_CHECKPOINT = "r"'
+  config = configuration.parsed(TrainConfig, files, names).build(TrainConfig)
+  assert config.stage.num_searches == 2
+  assert config.stage.objective == "best_block"
+  early = config.reader.for_vocabulary(vocab_size=9, separator_id=3)
+  assert early.joint_length == 56
+  query, block = np.array([[2, 5, 3]]), np.array([[[2, 3, 6, 7, 8, 3]]])
+  given = query, block, np.zeros((1, 1), np.int32)
+  (_, spans), params = early.init_with_output(jax.random.key(0), *given)
+  plain = early.clone(decay=0.0).apply(params, *given)[1]
+  drop = np.asarray(plain.logits) - np.asarray(spans.logits)
+  late = early.decay * np.arange(6).reshape(1, 1, 6, 1)
+  np.testing.assert_allclose(drop, np.broadcast_to(late, drop.shape), atol=1e-5)
+
+
+@pytest.mark.usefixtures("imported")
+def test_they_train_evaluate_and_answer(corpus, run, folder):
   run("build_index", *_BUILD, flags=["--once", corpus])
   run("train", *_TRAIN, flags=[corpus], NUM_STEPS=2)
   rows = read_lines(folder / "run/metrics.jsonl")
@@ -106,7 +149,7 @@ def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
   # The kind of index is that of the snapshot before.
   run("build_index", flags=["--once", _MODULES])
   manifest = folder / "run/snapshots/00000002/manifest.json"
-  assert json.loads(manifest.read_text())["index_kind"] == "own"
+  assert json.loads(manifest.read_text())["index_kind"] == "host"
 
   masked = "gin/runs/eval_masked.gin"
   run("evaluate", masked, flags=[_MODULES], NUM_BATCHES=2, OUTPUT_DIR="out")
@@ -116,10 +159,6 @@ def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
   assert "block" in run("ask", flags=asked)
   # The reader says nothing of single blocks.
   assert re.search(r"\]  +–  +–  +–", run("explain", flags=asked))
-  monkeypatch.syspath_prepend(folder)
-  # What the module adds is gone after this test.
-  for registry in (masked_lm, "OBJECTIVES"), (protocol, "CONFIGS"):
-    monkeypatch.setattr(*registry, dict(getattr(*registry)))
   loaded = realm_jax.load(folder / "run", modules=["own_parts"])
   result = loaded.ask("where was Ada born?")
   assert result.answer and result.answers[0].block is None

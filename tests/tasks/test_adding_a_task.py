@@ -1,5 +1,6 @@
 """The page on adding a data set, followed to the letter."""
 
+import json
 import re
 import sys
 
@@ -10,22 +11,27 @@ from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import tiny_corpus
+from tests.printed_commands import fenced
 
-
-def _block(page: str, language: str) -> str:
-  """The only fenced block of a language."""
-  (block,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-  return block
+_PAGE = "docs/extending.md"
+# What `show_task` prints of the page's line.
+_SHOWN = """\
+position 0
+  query           [CLS] where is the nile ? [SEP]
+  question        where is the nile?
+  question_id     g7
+  answers         Africa
+  answer_tokens   africa
+  answer_kind     string"""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("new_tasks")
-def test_ten_lines_make_a_task(project_dir, tiny, tmp_path, monkeypatch):
-  page = (project_dir / "docs" / "training.md").read_text()
-  code = _block(page, "python")
-  assert len([line for line in code.splitlines() if line.strip()]) <= 10
-  (tmp_path / "quiz.py").write_text(code)
-  (tmp_path / "quiz.jsonl").write_text(_block(page, "json"))
+def test_the_pages_task_is_whole(project_dir, tiny, tmp_path, monkeypatch):
+  (line,) = re.findall(r"`(\{.*\})`", (project_dir / _PAGE).read_text())
+  (tmp_path / "quiz.py").write_text(fenced(_PAGE, "## A task"))
+  other = json.dumps({**json.loads(line), "number": "g8"})
+  (tmp_path / "quiz.jsonl").write_text(f"{line}\n{other}\n")
   monkeypatch.syspath_prepend(tmp_path)
   config = tiny_corpus.config(
     "quiz",
@@ -40,5 +46,5 @@ def test_ten_lines_make_a_task(project_dir, tiny, tmp_path, monkeypatch):
     sys.modules.pop("quiz")
   features = stream.task.output_features
   shown = describe(first, features=features, corpus=tiny.corpus)
-  assert shown == _block(page, "text").rstrip()
+  assert shown == _SHOWN
   assert batch.texts("question_id")[0] in ("g7", "g8")
