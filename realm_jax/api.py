@@ -1,6 +1,7 @@
-"""A trained run as a Python object; docs/evaluation.md has examples.
+"""Runs and corpora as Python objects; docs/evaluation.md has examples.
 
-`load` reads the configuration that the run keeps, without flags.
+`load` opens a trained run. It reads the configuration that the run keeps,
+without flags. `build_corpus` and `Bm25Search` need no run.
 """
 
 import dataclasses
@@ -10,15 +11,22 @@ from typing import Any, Literal, overload
 import numpy as np
 from etils import epath
 from jaxtyping import Float32
+from scipy.special import softmax
 
 from realm_jax import configuration
+from realm_jax.corpus.build import build_corpus as build_corpus
 from realm_jax.corpus.filters import Where
+from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask, require_answering
+from realm_jax.evaluation.encoding import encode_queries
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.result import Answer as Answer
 from realm_jax.evaluation.result import Hit, Result
 from realm_jax.evaluation.run import QUESTION, RunConfig, TrainedRun
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.storage.access import require_readable
 
 
 class LoadedRun(TrainedRun):
@@ -227,6 +235,73 @@ def load(
     # What is missing is known now, and not at the first question.
     require_answering(run)
   return run
+
+
+class Bm25Search:
+  """Finds the blocks of a corpus by their words (BM25), without a run.
+
+  Attributes:
+    corpus: The corpus.
+  """
+
+  def __init__(
+    self, corpus_dir: epath.PathLike, *, k1: float = 0.9, b: float = 0.4
+  ):
+    """Indexes a corpus, in a temporary file.
+
+    Args:
+      corpus_dir: Corpus directory, as `build_corpus` wrote it.
+      k1, b: Parameters of BM25, as in `Bm25Config`.
+
+    Raises:
+      CorpusError: There is no corpus, or it is damaged.
+      StoreAccessError: A bucket cannot be read.
+    """
+    require_readable(corpus_dir)
+    self.corpus = corpus = Corpus.open(corpus_dir)
+    blocks = Blocks(
+      num_blocks=corpus.num_blocks,
+      token_ids=lambda row: corpus.block(row).token_ids,
+      vocab_size=corpus.vocab_size,
+    )
+    self._index = Bm25Config(k1=k1, b=b).build(blocks)
+
+  @overload
+  def retrieve(self, queries: str, k: int = 5) -> list[Hit]: ...
+  @overload
+  def retrieve(
+    self, queries: Sequence[str], k: int = 5
+  ) -> list[list[Hit]]: ...
+  def retrieve(
+    self, queries: str | Sequence[str], k: int = 5
+  ) -> list[Hit] | list[list[Hit]]:
+    """Retrieves the k best blocks for queries, as `LoadedRun.retrieve` does.
+
+    Queries longer than a block are cut.
+
+    Raises:
+      SearchError: The corpus has fewer than k blocks, or k is below 1.
+      RealmError: A query has no words.
+    """
+
+    def found(texts: Sequence[str]) -> list[list[Hit]]:
+      words, length = self.corpus.vocabulary, self.corpus.block_length
+      token_ids, refused = encode_queries(words, texts, length)
+      for error in refused.values():
+        raise error
+      result = self._index.search(QueryBatch(token_ids), k)
+      figures = result.scores, softmax(np.float64(result.scores), axis=1)
+      return [
+        [
+          Hit(self.corpus.block(row), score, probability)
+          for row, score, probability in zip(*of_query, strict=True)
+        ]
+        for of_query in zip(
+          result.rows.tolist(), *(one.tolist() for one in figures), strict=True
+        )
+      ]
+
+    return _of_each(queries, found)
 
 
 def _of_each(
