@@ -74,6 +74,14 @@ class LoadedRun(TrainedRun):
       CheckpointError: The run was not trained to answer questions.
       RealmError: A question has no words, num_answers is below 1, or the filter
         does not fit the corpus.
+
+    Example:
+      >>> result = run.ask("where was Ada born?", num_answers=2)
+      >>> len(result.answers), len(result.hits)  # The hits are the blocks read.
+      (2, 5)
+      >>> best = result.answers[0]
+      >>> best.text == best.block.text[best.start : best.limit]
+      True
     """
     if num_answers < 1:
       raise RealmError(f"num_answers={num_answers}; want at least 1")
@@ -122,6 +130,14 @@ class LoadedRun(TrainedRun):
       SnapshotError: The snapshot is missing or damaged.
       RealmError: A query has no words, the corpus has fewer than k blocks, k is
         below 1, or the filter does not fit the corpus.
+
+    Example:
+      >>> hits = run.retrieve("who built the bridge of Tarn?", k=3)
+      >>> len(hits), sum(hit.probability for hit in hits)
+      (3, 1.0)
+      >>> hits = run.retrieve("where was Ada born?", where={"year": "1901"})
+      >>> sorted(hit.block.title for hit in hits)
+      ['Béla Stone', 'Oda Stone']
     """
     run = self.restricted(where, rerank=rerank)
 
@@ -147,6 +163,12 @@ class LoadedRun(TrainedRun):
     Raises:
       ValueError: A text has no words, or the run has no towers, because it was
         trained on the scores of its index (INDEX_SCORES).
+
+    Example:
+      >>> run.embed("where was Ada born?").shape
+      (8,)
+      >>> run.embed(["where was Ada born?", "what did Oda build?"]).shape
+      (2, 8)
     """
     if self.config.index_scores:
       raise RealmError(
@@ -172,6 +194,11 @@ class LoadedRun(TrainedRun):
     Raises:
       CheckpointError: The run was not trained for such texts.
       RealmError: A text has no words, or the answer does not fit it.
+
+    Example:
+      >>> result = run.explain("where was Ada born?")
+      >>> sum(hit.share for hit in result.hits)
+      1.0
     """
     return _of_each(
       texts, lambda own: [explain(self, one, answer) for one in own]
@@ -212,6 +239,13 @@ def load(
     CorpusError, SnapshotError: The corpus or the index is missing or damaged.
     StoreAccessError: A bucket cannot be read.
     TypeError: The gin files, the bindings or the modules are no list.
+
+  Example:
+    >>> run = realm_jax.load("runs/qa", bindings=["NUM_READ = 2"])
+    >>> run
+    <LoadedRun '.../runs/qa', checkpoint 0>
+    >>> len(run.ask("where was Ada born?").hits)
+    2
   """
   given = {"gin_files": gin_files, "bindings": bindings, "modules": modules}
   for name, value in given.items():
@@ -242,6 +276,11 @@ class Bm25Search:
 
   Attributes:
     corpus: The corpus.
+
+  Example:
+    >>> search = realm_jax.Bm25Search("corpus")
+    >>> search.corpus.num_blocks
+    28
   """
 
   def __init__(
@@ -269,9 +308,7 @@ class Bm25Search:
   @overload
   def retrieve(self, queries: str, k: int = 5) -> list[Hit]: ...
   @overload
-  def retrieve(
-    self, queries: Sequence[str], k: int = 5
-  ) -> list[list[Hit]]: ...
+  def retrieve(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]: ...
   def retrieve(
     self, queries: str | Sequence[str], k: int = 5
   ) -> list[Hit] | list[list[Hit]]:
@@ -282,6 +319,12 @@ class Bm25Search:
     Raises:
       SearchError: The corpus has fewer than k blocks, or k is below 1.
       RealmError: A query has no words.
+
+    Example:
+      >>> search = realm_jax.Bm25Search("corpus")
+      >>> (best,) = search.retrieve("where was Oda born?", k=1)
+      >>> best.block.title
+      'Oda Stone'
     """
 
     def found(texts: Sequence[str]) -> list[list[Hit]]:

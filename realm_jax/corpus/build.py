@@ -151,6 +151,12 @@ def build_corpus(
     TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
       written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
+
+  Example:
+    >>> texts = [{"title": "Ada Stone", "text": "Ada was born in Tarn."}]
+    >>> summary = build_corpus(texts, "notes", vocab="corpus/vocab.txt")
+    >>> summary.documents, summary.blocks
+    (1, 1)
   """
   if vocab is None:
     raise CorpusError(

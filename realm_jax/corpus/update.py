@@ -100,6 +100,14 @@ def update_corpus(
       left.
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
+
+  Example:
+    >>> from realm_jax.corpus.build import build_corpus
+    >>> text = {"id": "a", "title": "Ada", "text": "Ada was born in Tarn."}
+    >>> _ = build_corpus([text], "news", vocab="corpus/vocab.txt")
+    >>> text["text"] = "Ada was born in Pola."
+    >>> update_corpus([text], "news").version
+    2
   """
   require_readable(*named(inputs), *([link_table] if link_table else []))
   directory = epath.Path(output_dir)

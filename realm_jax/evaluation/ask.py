@@ -53,6 +53,11 @@ def ask(
     SearchError: More blocks are to be read than are retrieved.
     RealmError: A question has no words, or the blocks to read depend on its
       answers.
+
+  Example:
+    >>> (result,) = ask(run, ["where was Ada born?"], answer="the moon")
+    >>> result.answer, result.probability
+    ('the moon', 0.0)
   """
   if run.config.candidates == "gold":
     raise RealmError(

@@ -151,6 +151,12 @@ class Result:
     These are what is before the answer, the answer and what is after it. A
     reader that writes points at no words: then it is the block with the
     greatest share, whose text is all before.
+
+    Example:
+      >>> result = run.ask("where was Ada born?")
+      >>> hit, before, answer, after = result.passage(result.answers[0])
+      >>> before + answer + after == hit.block.text
+      True
     """
     if answer.block is None:
       shares = dict(enumerate(answer.shares))
@@ -161,7 +167,13 @@ class Result:
     return hit, text[: answer.start], answer.text, text[answer.limit :]
 
   def json(self) -> dict[str, Any]:
-    """Returns all as values of JSON; docs/service.md describes the fields."""
+    """Returns all as values of JSON; docs/service.md describes the fields.
+
+    Example:
+      >>> found = run.ask("where was Ada born?").json()
+      >>> found["text"], found["kind"], len(found["blocks"])
+      ('where was Ada born?', 'question', 5)
+    """
     told = {
       **vars(self),
       "answers": [answer.json() for answer in self.answers],

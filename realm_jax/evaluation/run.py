@@ -445,6 +445,10 @@ class TrainedRun:
 
     Raises:
       RealmError: A text has no words, or none that the vocabulary can spell.
+
+    Example:
+      >>> run.encode(["where was Ada born?", "what did Oda build?"]).shape
+      (2, 16)
     """
     queries, refused = self.encode_each(texts)
     for error in refused.values():
@@ -492,6 +496,11 @@ class TrainedRun:
     Args:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
+
+    Example:
+      >>> found = run.search(run.encode(["where was Ada born?"]), k=3)
+      >>> found.rows.shape, found.scores.shape
+      ((1, 3), (1, 3))
     """
     if self.config.paths is not None and self.config.candidates != "none":
       return self.config.paths.search(self, token_ids, k)
@@ -671,7 +680,14 @@ class TrainedRun:
     return SearchResult(*found), vectors
 
   def hits(self, found: SearchResult) -> list[list[Hit]]:
-    """Returns what was found for each query."""
+    """Returns what was found for each query.
+
+    Example:
+      >>> found = run.search(run.encode(["where was Ada born?"]), k=2)
+      >>> (hits,) = run.hits(found)
+      >>> [hit.block.row for hit in hits] == found.rows[0].tolist()
+      True
+    """
     own, paths = found.retriever_scores, found.paths
     probabilities = softmax(np.float64(found.scores if own is None else own), 1)
     if paths is None:
@@ -692,7 +708,12 @@ class TrainedRun:
     return hits
 
   def block(self, row: int) -> Block:
-    """Returns a block of the corpus, the edited one if it is edited."""
+    """Returns a block of the corpus, the edited one if it is edited.
+
+    Example:
+      >>> run.block(1).id, run.block(1).title
+      ('p1:0', 'Béla Stone')
+    """
     if row == NULL_ROW:
       return NULL_BLOCK
     return self.edits.get(row) or self.corpus.block(row)
@@ -723,7 +744,12 @@ class TrainedRun:
     return np.asarray(joined_blocks(tokens, separator_id=separator))
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
-    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0.
+
+    Example:
+      >>> run.gather(np.array([[0, 1, 2], [-1, 3, 4]])).shape
+      (2, 3, 40)
+    """
     length = self.newest_corpus.block_length
     tokens = self.corpus.gather(rows, length)
     for row, block in self.edits.items():
@@ -764,6 +790,13 @@ class TrainedRun:
     Raises:
       EditError: A text has no words, or more than its block has room for, or
         the index has no vectors.
+
+    Example:
+      >>> edited = run.edited({0: "Ada was born in Pola in 1901."})
+      >>> edited.block(0).text
+      'Ada was born in Pola in 1901.'
+      >>> run.block(0).text
+      'Ada was born in Velt in 1900. Later Ada built the bridge of Tarn.'
     """
     if texts and not self.can_edit:
       raise EditError(
@@ -801,6 +834,11 @@ class TrainedRun:
     Raises:
       RealmError: The filter is none, names a field that the corpus does not
         keep, or lets no block through.
+
+    Example:
+      >>> of_1901 = run.filtered({"year": "1901"})
+      >>> {hit.block.fields["year"] for hit in of_1901.retrieve("who is Ada?")}
+      {'1901'}
     """
     return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
 

@@ -13,6 +13,17 @@ from tests import tiny_world
 
 
 @pytest.mark.slow
+def test_the_readme_prints_what_it_says(
+  project_dir, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  page = (project_dir / "README.md").read_text()
+  code, output = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)
+  exec(code, {})
+  assert capsys.readouterr().out == output
+
+
+@pytest.mark.slow
 def test_the_page_runs(recorded_run, project_dir, monkeypatch):
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")

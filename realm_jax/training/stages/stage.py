@@ -217,6 +217,15 @@ class Stage(abc.ABC):
     compares: Whether its loss compares all examples of a batch: the `compare`
       of what it makes of the components, the vectors that it has made of
       encoders and inputs by `embed`, and the batch.
+
+  Example, pre-training that keeps the reader as it is:
+    >>> from realm_jax.training.stages.pretraining import Pretraining
+    >>> class FrozenReader(Pretraining):
+    ...   @property
+    ...   def frozen(self):
+    ...     return ("reader",)
+    >>> FrozenReader(num_candidates=4).trained
+    {'retriever'}
   """
 
   needs_answers: ClassVar[bool] = False
