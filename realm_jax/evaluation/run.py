@@ -780,8 +780,9 @@ class TrainedRun:
     """Returns this run with other texts in some more blocks, in memory alone.
 
     It reads and finds what it would after the corpus and the index had been
-    built from these texts, as far as the index is exact. The block tower of
-    the checkpoint embeds them. Titles stay.
+    built from these texts, as far as the index is exact. The block tower embeds
+    them: the snapshot's if queries share it, since training on questions has
+    changed the checkpoint's. Titles stay.
 
     Args:
       texts: Text of the body by row.
@@ -818,7 +819,7 @@ class TrainedRun:
     vectors = self.compute(
       embed_blocks,
       self.components.retriever,
-      self.params["retriever"],
+      {**self.params["retriever"], **self.snapshot.query_params},
       token_ids=run.gather(np.array([*made])),
     )
     # As a snapshot stores them.
