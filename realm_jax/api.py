@@ -328,20 +328,21 @@ class Bm25Search:
     """
 
     def found(texts: Sequence[str]) -> list[list[Hit]]:
-      words, length = self.corpus.vocabulary, self.corpus.block_length
-      token_ids, refused = encode_queries(words, texts, length)
+      corpus = self.corpus
+      token_ids, refused = encode_queries(
+        corpus.vocabulary, texts, corpus.block_length
+      )
       for error in refused.values():
         raise error
       result = self._index.search(QueryBatch(token_ids), k)
-      figures = result.scores, softmax(np.float64(result.scores), axis=1)
+      scores = np.float64(result.scores)
+      columns = result.rows, scores, softmax(scores, axis=1)
       return [
         [
-          Hit(self.corpus.block(row), score, probability)
-          for row, score, probability in zip(*of_query, strict=True)
+          Hit(corpus.block(n), score, p)
+          for n, score, p in zip(*own, strict=True)
         ]
-        for of_query in zip(
-          result.rows.tolist(), *(one.tolist() for one in figures), strict=True
-        )
+        for own in zip(*(one.tolist() for one in columns), strict=True)
       ]
 
     return _of_each(queries, found)

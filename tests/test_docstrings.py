@@ -11,7 +11,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,42 +37,25 @@ class _Checker(doctest.OutputChecker):
     return np.allclose(*numbers, rtol=0, atol=1e-3)
 
 
-class _Documented(NamedTuple):
-  """A public class or function of a module, with its docstring."""
-
-  module: str
-  name: str
-  text: str
-  is_called: bool
-
-  def __str__(self) -> str:
-    return f"{self.module}:{self.name}"
-
-
-def _documented() -> Iterator[_Documented]:
-  """Yields all that is public; an import hook hides it from `doctest`."""
-
-  def inside(node: Any, prefix: str) -> Iterator[_Documented]:
-    for one in node.body:
-      is_documented = isinstance(one, (ast.ClassDef, ast.FunctionDef))
-      if not is_documented or one.name.startswith("_"):
-        continue
-      name, text = f"{prefix}{one.name}", ast.get_docstring(one) or ""
-      # Classes and properties are shown in examples of functions.
-      is_called = isinstance(one, ast.FunctionDef) and not any(
-        "property" in ast.dump(decorator) for decorator in one.decorator_list
-      )
-      yield _Documented(module, name, text, is_called and bool(text))
-      if isinstance(one, ast.ClassDef):
-        yield from inside(one, f"{name}.")
-
+def _docstrings() -> Iterator[tuple[str, str, ast.AST]]:
+  """Yields what is public; an import hook hides it from `doctest`."""
   for file in sorted(_PACKAGE.rglob("*.py")):
+    source = file.read_text(encoding="utf-8")
     parts = file.relative_to(_PACKAGE.parent).with_suffix("").parts
     module = ".".join(parts)
-    yield from inside(ast.parse(file.read_text(encoding="utf-8")), "")
+    if not (">>>" in source or module.startswith(_COMPLETE)):
+      continue
+    nodes: list[tuple[str, Any]] = [(f"{module}:", ast.parse(source))]
+    for prefix, node in nodes:
+      for one in node.body:
+        is_documented = isinstance(one, (ast.ClassDef, ast.FunctionDef))
+        if is_documented and not one.name.startswith("_"):
+          yield f"{prefix}{one.name}", ast.get_docstring(one) or "", one
+          if isinstance(one, ast.ClassDef):
+            nodes.append((f"{prefix}{one.name}.", one))
 
 
-_ALL = list(_documented())
+_ALL = list(_docstrings())
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +89,13 @@ def names(folder, one_device) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "one", [one for one in _ALL if ">>>" in one.text], ids=str
+  ("name", "text"), [(name, text) for name, text, _ in _ALL if ">>>" in text]
 )
-def test_an_example_runs(one, folder, names, monkeypatch):
+def test_an_example_runs(name, text, folder, names, monkeypatch):
   monkeypatch.chdir(folder)
-  scope = {**vars(importlib.import_module(one.module)), **names}
+  module = importlib.import_module(name.partition(":")[0])
   parsed = doctest.DocTestParser().get_doctest(
-    one.text, scope, str(one), None, None
+    text, {**vars(module), **names}, name, None, None
   )
   written = list[str]()
   runner = doctest.DocTestRunner(_Checker(), optionflags=doctest.ELLIPSIS)
@@ -121,11 +104,13 @@ def test_an_example_runs(one, folder, names, monkeypatch):
 
 
 def test_what_users_call_has_an_example():
-  lacking = [
-    str(one)
-    for one in _ALL
-    if one.module.startswith(_COMPLETE)
-    and one.is_called
-    and ">>>" not in one.text
-  ]
-  assert lacking == []
+  # Classes and properties are shown with the functions that use them.
+  assert [
+    name
+    for name, text, node in _ALL
+    if isinstance(node, ast.FunctionDef)
+    and "property" not in map(ast.unparse, node.decorator_list)
+    and name.startswith(_COMPLETE)
+    and text
+    and ">>>" not in text
+  ] == []
