@@ -1,7 +1,8 @@
 """Retrieval-augmented language models that are trained with their index.
 
-`realm_jax.load(MODEL_DIR)` opens a trained run (docs/evaluation.md). To
-import this package imports none of the libraries that this needs.
+`realm_jax.load(MODEL_DIR)` opens a trained run (docs/evaluation.md), and
+`realm_jax.Bm25Search(CORPUS_DIR)` searches a corpus without one. Importing this
+package imports none of the libraries that they need.
 
 epath reads `gs://` through gcsfs here. TensorFlow's client, which epath prefers
 where TensorFlow is installed, returns no file from `open()`, and knows no
@@ -41,6 +42,7 @@ if (
 # The names of `realm_jax/api.py` that a program needs.
 _API = (
   "Answer",
+  "Bm25Search",
   "Hit",
   "LoadedRun",
   "Result",

@@ -1,6 +1,7 @@
-"""A trained run as a Python object; docs/evaluation.md has examples.
+"""Runs and corpora as Python objects; docs/evaluation.md has examples.
 
-`load` reads the configuration that the run keeps, without flags.
+`load` opens a trained run. It reads the configuration that the run keeps,
+without flags. `build_corpus` and `Bm25Search` need no run.
 """
 
 import dataclasses
@@ -10,15 +11,22 @@ from typing import Any, Literal, overload
 import numpy as np
 from etils import epath
 from jaxtyping import Float32
+from scipy.special import softmax
 
 from realm_jax import configuration
+from realm_jax.corpus.build import build_corpus as build_corpus
 from realm_jax.corpus.filters import Where
+from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask, require_answering
+from realm_jax.evaluation.encoding import encode_queries
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.result import Answer as Answer
 from realm_jax.evaluation.result import Hit, Result
 from realm_jax.evaluation.run import QUESTION, RunConfig, TrainedRun
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.storage.access import require_readable
 
 
 class LoadedRun(TrainedRun):
@@ -66,6 +74,14 @@ class LoadedRun(TrainedRun):
       CheckpointError: The run was not trained to answer questions.
       RealmError: A question has no words, num_answers is below 1, or the filter
         does not fit the corpus.
+
+    Example:
+      >>> result = run.ask("where was Ada born?", num_answers=2)
+      >>> len(result.answers), len(result.hits)  # The hits are the blocks read.
+      (2, 5)
+      >>> best = result.answers[0]
+      >>> best.text == best.block.text[best.start : best.limit]
+      True
     """
     if num_answers < 1:
       raise RealmError(f"num_answers={num_answers}; want at least 1")
@@ -114,6 +130,14 @@ class LoadedRun(TrainedRun):
       SnapshotError: The snapshot is missing or damaged.
       RealmError: A query has no words, the corpus has fewer than k blocks, k is
         below 1, or the filter does not fit the corpus.
+
+    Example:
+      >>> hits = run.retrieve("who built the bridge of Tarn?", k=3)
+      >>> len(hits), sum(hit.probability for hit in hits)
+      (3, 1.0)
+      >>> hits = run.retrieve("where was Ada born?", where={"year": "1901"})
+      >>> sorted(hit.block.title for hit in hits)
+      ['Béla Stone', 'Oda Stone']
     """
     run = self.restricted(where, rerank=rerank)
 
@@ -139,6 +163,12 @@ class LoadedRun(TrainedRun):
     Raises:
       ValueError: A text has no words, or the run has no towers, because it was
         trained on the scores of its index (INDEX_SCORES).
+
+    Example:
+      >>> run.embed("where was Ada born?").shape
+      (8,)
+      >>> run.embed(["where was Ada born?", "what did Oda build?"]).shape
+      (2, 8)
     """
     if self.config.index_scores:
       raise RealmError(
@@ -164,6 +194,11 @@ class LoadedRun(TrainedRun):
     Raises:
       CheckpointError: The run was not trained for such texts.
       RealmError: A text has no words, or the answer does not fit it.
+
+    Example:
+      >>> result = run.explain("where was Ada born?")
+      >>> sum(hit.share for hit in result.hits)
+      1.0
     """
     return _of_each(
       texts, lambda own: [explain(self, one, answer) for one in own]
@@ -204,6 +239,13 @@ def load(
     CorpusError, SnapshotError: The corpus or the index is missing or damaged.
     StoreAccessError: A bucket cannot be read.
     TypeError: The gin files, the bindings or the modules are no list.
+
+  Example:
+    >>> run = realm_jax.load("runs/qa", bindings=["NUM_READ = 2"])
+    >>> run
+    <LoadedRun '.../runs/qa', checkpoint 0>
+    >>> len(run.ask("where was Ada born?").hits)
+    2
   """
   given = {"gin_files": gin_files, "bindings": bindings, "modules": modules}
   for name, value in given.items():
@@ -227,6 +269,83 @@ def load(
     # What is missing is known now, and not at the first question.
     require_answering(run)
   return run
+
+
+class Bm25Search:
+  """Finds the blocks of a corpus by their words (BM25), without a run.
+
+  Attributes:
+    corpus: The corpus.
+
+  Example:
+    >>> search = realm_jax.Bm25Search("corpus")
+    >>> search.corpus.num_blocks
+    28
+  """
+
+  def __init__(
+    self, corpus_dir: epath.PathLike, *, k1: float = 0.9, b: float = 0.4
+  ):
+    """Indexes a corpus, in a temporary file.
+
+    Args:
+      corpus_dir: Corpus directory, as `build_corpus` wrote it.
+      k1, b: Parameters of BM25, as in `Bm25Config`.
+
+    Raises:
+      CorpusError: There is no corpus, or it is damaged.
+      StoreAccessError: A bucket cannot be read.
+    """
+    require_readable(corpus_dir)
+    self.corpus = corpus = Corpus.open(corpus_dir)
+    blocks = Blocks(
+      num_blocks=corpus.num_blocks,
+      token_ids=lambda row: corpus.block(row).token_ids,
+      vocab_size=corpus.vocab_size,
+    )
+    self._index = Bm25Config(k1=k1, b=b).build(blocks)
+
+  @overload
+  def retrieve(self, queries: str, k: int = 5) -> list[Hit]: ...
+  @overload
+  def retrieve(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]: ...
+  def retrieve(
+    self, queries: str | Sequence[str], k: int = 5
+  ) -> list[Hit] | list[list[Hit]]:
+    """Retrieves the k best blocks for queries, as `LoadedRun.retrieve` does.
+
+    Queries longer than a block are cut.
+
+    Raises:
+      SearchError: The corpus has fewer than k blocks, or k is below 1.
+      RealmError: A query has no words.
+
+    Example:
+      >>> search = realm_jax.Bm25Search("corpus")
+      >>> (best,) = search.retrieve("where was Oda born?", k=1)
+      >>> best.block.title
+      'Oda Stone'
+    """
+
+    def found(texts: Sequence[str]) -> list[list[Hit]]:
+      corpus = self.corpus
+      token_ids, refused = encode_queries(
+        corpus.vocabulary, texts, corpus.block_length
+      )
+      for error in refused.values():
+        raise error
+      result = self._index.search(QueryBatch(token_ids), k)
+      scores = np.float64(result.scores)
+      columns = result.rows, scores, softmax(scores, axis=1)
+      return [
+        [
+          Hit(corpus.block(n), score, p)
+          for n, score, p in zip(*own, strict=True)
+        ]
+        for own in zip(*(one.tolist() for one in columns), strict=True)
+      ]
+
+    return _of_each(queries, found)
 
 
 def _of_each(

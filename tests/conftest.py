@@ -188,7 +188,7 @@ def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
   return make_mesh(**{**settings, "devices": jax.devices()[:1]})
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def keep_record(world) -> Callable[..., None]:
   """`keep_record(recipe, model_dir, …)` keeps what `realm_jax.train` would.
 

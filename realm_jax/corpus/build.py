@@ -30,7 +30,7 @@ from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.linker import Linker, LinkSource, find_mentions
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.sources import DocumentSource, Input, named
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.views import LEARNED_BYTES, parse_views, write_models
 from realm_jax.corpus.workers import map_in_processes
@@ -64,7 +64,7 @@ _VOCABULARY_BYTES = 256 << 20
 
 
 def build_corpus(
-  inputs: Sequence[str],
+  inputs: Sequence[Input],
   output_dir: epath.PathLike,
   *,
   vocab: str | None = None,
@@ -92,9 +92,9 @@ def build_corpus(
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
       compressed (.gz, .bz2, .xz, .zst), of TSV, parquet or texts; folders of
-      texts or of saved data sets; `tfds:NAME/CONFIG[:SPLIT]`; or
-      `seqio:MODULE:TASK[:SPLIT]`. Files come first, sorted; rows keep their
-      order.
+      texts or of saved data sets; `tfds:NAME/CONFIG[:SPLIT]`;
+      `seqio:MODULE:TASK[:SPLIT]`; or texts, each a dictionary like such a
+      line. Files come first, sorted, and texts last; rows keep their order.
     output_dir: Corpus directory to make, or to update.
     vocab: BERT vocabulary file, the directory of a model with one, or
       `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
@@ -150,6 +150,12 @@ def build_corpus(
     TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
       written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
+
+  Example:
+    >>> texts = [{"title": "Ada Stone", "text": "Ada was born in Tarn."}]
+    >>> summary = build_corpus(texts, "notes", vocab="corpus/vocab.txt")
+    >>> summary.documents, summary.blocks
+    (1, 1)
   """
   if vocab is None:
     raise CorpusError(
@@ -166,7 +172,7 @@ def build_corpus(
   require_language(language)
   output_dir = epath.Path(output_dir)
   tables = [link_table] if link_table else []
-  require_readable(*inputs, *tables, vocab, output_dir)
+  require_readable(*named(inputs), *tables, vocab, output_dir)
   parsed_views = parse_views(view)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
@@ -237,8 +243,9 @@ def build_corpus(
         progress.advance(counts["documents"])
     if not shards:
       skipped = dict(summary.skipped) or "nothing, there are no lines"
+      places = ", ".join(named(inputs)) or "the texts"
       raise InputError(
-        f"no document in {', '.join(inputs)} gave a block (skipped: "
+        f"no document in {places} gave a block (skipped: "
         f"{skipped}); a corpus needs at least one"
       )
     _find_duplicates(directory, staging, shards, summary, remove_duplicates)

@@ -14,16 +14,22 @@ import glob
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from etils import epath
 
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError, tables, texts
-from realm_jax.corpus.documents import Document, Row, RowReader, hash63
+from realm_jax.corpus.documents import (
+  Document,
+  Fields,
+  Row,
+  RowReader,
+  hash63,
+)
 from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.links import title_key
 from realm_jax.corpus.summary import MOST_LISTED, BuildSummary
@@ -37,6 +43,11 @@ _SEQIO = ("tfds:", "seqio:")
 # Suffixes of files with many documents. Other files are recognized by their
 # first line, or else are texts.
 _LINES, _TABLES = (".jsonl", ".ndjson", ".json"), (".tsv", ".parquet", ".arrow")
+
+# Files of texts, or a text itself with the fields of a line of JSON.
+Input: TypeAlias = str | Mapping[str, Any]
+# Name of such texts in messages, in place of a path.
+_TEXTS = "<texts>"
 
 # Function that yields the rows of an input, with their positions.
 _Reader: TypeAlias = Callable[[], Iterator[tuple[int, Row]]]
@@ -65,7 +76,7 @@ class DocumentSource:
 
   def __init__(
     self,
-    inputs: Sequence[str],
+    inputs: Sequence[Input],
     reader: RowReader,
     *,
     skip_bad_lines: bool = False,
@@ -201,26 +212,40 @@ def _size(row: Row) -> int:
 # --- Files --------------------------------------------------------------
 
 
+def named(inputs: Sequence[Input]) -> list[str]:
+  """Returns the inputs that name files, and are no texts themselves."""
+  for one in inputs:
+    if not isinstance(one, (str, Mapping)):
+      raise InputError(
+        f"{one!r} is no input; give files as strings, or texts as "
+        '{"title": …, "text": …}'
+      )
+  return [one for one in inputs if isinstance(one, str)]
+
+
 def _open(
-  inputs: Sequence[str], fields: Sequence[str], skipped: Counter[str]
+  inputs: Sequence[Input], fields: Sequence[str], skipped: Counter[str]
 ) -> dict[str, _Reader]:
   """Returns the readers of all inputs: files, sorted, then others."""
+  names = named(inputs)
   # The folder of each file; document ids are paths relative to it.
   files: dict[str, str] = {}
-  for pattern in inputs:
+  for pattern in names:
     if not pattern.startswith(_SEQIO):
       files |= _matches(pattern, skipped)
   found: dict[str, _Reader] = {
     name: _reader(name, folder, fields)
     for name, folder in sorted(files.items())
   }
-  for source in inputs:
+  for source in names:
     if source.startswith(_SEQIO):
       # Imported late, because TensorFlow Datasets takes seconds.
       from realm_jax.inputs import seqio_rows
 
       for number, shard in enumerate(seqio_rows.shards(source)):
         found[f"{source} shard {number}"] = functools.partial(_numbered, shard)
+  if rows := [Fields(one) for one in inputs if not isinstance(one, str)]:
+    found[_TEXTS] = functools.partial(_numbered, lambda: iter(rows))
   return found
 
 

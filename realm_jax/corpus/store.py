@@ -216,6 +216,11 @@ class Corpus:
     Raises:
       CorpusError: There is no corpus, it has no such version or another
         format, or a file is missing or has another size.
+
+    Example:
+      >>> corpus = Corpus.open("corpus")
+      >>> corpus.num_blocks, corpus.block(0).title
+      (28, 'Ada Stone')
     """
     source = epath.Path(directory)
     manifest = manifests.read(source, version=version, fingerprint=fingerprint)

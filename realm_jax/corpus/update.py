@@ -36,7 +36,7 @@ from realm_jax.corpus.documents import Document, RowReader, block_id
 from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.linker import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
-from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.sources import DocumentSource, Input, named
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.corpus.views import (
@@ -62,7 +62,7 @@ _GONE = -1
 
 
 def update_corpus(
-  inputs: Sequence[str],
+  inputs: Sequence[Input],
   output_dir: epath.PathLike,
   *,
   tagger: Tagger | str | None = "default",
@@ -100,8 +100,16 @@ def update_corpus(
       left.
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
+
+  Example:
+    >>> from realm_jax.corpus.build import build_corpus
+    >>> text = {"id": "a", "title": "Ada", "text": "Ada was born in Tarn."}
+    >>> _ = build_corpus([text], "news", vocab="corpus/vocab.txt")
+    >>> text["text"] = "Ada was born in Pola."
+    >>> update_corpus([text], "news").version
+    2
   """
-  require_readable(*inputs, *([link_table] if link_table else []))
+  require_readable(*named(inputs), *([link_table] if link_table else []))
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
     summary = UpdateSummary(version=corpus.version)

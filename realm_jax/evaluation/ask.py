@@ -53,6 +53,11 @@ def ask(
     SearchError: `num_read` exceeds the number of retrieved blocks.
     RealmError: A question has no words, or the configuration chooses blocks by
       known answers.
+
+  Example:
+    >>> (result,) = ask(run, ["where was Ada born?"], answer="the moon")
+    >>> result.answer, result.probability
+    ('the moon', 0.0)
   """
   if run.config.candidates == "gold":
     raise RealmError(

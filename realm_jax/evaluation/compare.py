@@ -51,6 +51,17 @@ def compare(
     ComparisonError: A file is not such a file, the questions differ, or an
       evaluation lacks a metric.
     StoreAccessError: A bucket cannot be read.
+
+  Example:
+    >>> import json
+    >>> line = {"id": "q", "question": "where?", "references": ["Velt"]}
+    >>> for name, found in {"a.jsonl": False, "b.jsonl": True}.items():
+    ...   block = {"contains_answer": found, "contains_characters": found}
+    ...   text = json.dumps(line | {"evidence": [block]})
+    ...   _ = epath.Path(name).write_text(text)
+    >>> compared = compare("a.jsonl", "b.jsonl", metrics=["mrr"])
+    >>> compared["comparisons"][0]["mrr"]["difference"]
+    1.0
   """
   every = paired_scores(*evaluations)
   if unknown := sorted({*metrics} - every[0].keys()):

@@ -59,6 +59,13 @@ def explain(run: TrainedRun, text: str, answer: str | None = None) -> Result:
   Raises:
     CheckpointError: The run was not trained for such texts.
     RealmError: The text has no words, or the answer does not fit it.
+
+  Example:
+    >>> run = realm_jax.load("runs/realm")
+    >>> result = explain(run, "Ada was born in [MASK].", "Velt")
+    >>> null = result.hits[0]  # The candidate without words.
+    >>> null.block.row, null.utility
+    (-1, 0.0)
   """
   for one in (text, answer or ""):
     require_unicode(one, f"the text {one!r}")

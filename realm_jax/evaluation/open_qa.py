@@ -55,6 +55,15 @@ def evaluate_open_qa(
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
+
+  Example:
+    >>> data = DataConfig(
+    ...   task="open_qa", corpus_dir="corpus", split="test", batch_size=8,
+    ...   question_files={"test": "questions.jsonl"},
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> evaluate_open_qa(config=run.config, data=data)["num_questions"]
+    11
   """
   return _evaluate(_predictions, config, data, max_examples, None, output_dir)
 

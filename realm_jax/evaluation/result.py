@@ -151,6 +151,12 @@ class Result:
     The parts are the text before the answer, the answer, and the text after it.
     For a reader that writes, this is the block with the greatest share, with
     its whole text as the first part.
+
+    Example:
+      >>> result = run.ask("where was Ada born?")
+      >>> hit, before, answer, after = result.passage(result.answers[0])
+      >>> before + answer + after == hit.block.text
+      True
     """
     if answer.block is None:
       shares = dict(enumerate(answer.shares))
@@ -161,7 +167,13 @@ class Result:
     return hit, text[: answer.start], answer.text, text[answer.limit :]
 
   def json(self) -> dict[str, Any]:
-    """Returns the result as JSON values (docs/service.md lists the fields)."""
+    """Returns the result as JSON values (docs/service.md lists the fields).
+
+    Example:
+      >>> found = run.ask("where was Ada born?").json()
+      >>> found["text"], found["kind"], len(found["blocks"])
+      ('where was Ada born?', 'question', 5)
+    """
     told = {
       **vars(self),
       "answers": [answer.json() for answer in self.answers],

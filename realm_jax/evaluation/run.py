@@ -449,6 +449,10 @@ class TrainedRun:
 
     Raises:
       RealmError: A text has no words, or none that the vocabulary can spell.
+
+    Example:
+      >>> run.encode(["where was Ada born?", "what did Oda build?"]).shape
+      (2, 16)
     """
     queries, refused = self.encode_each(texts)
     for error in refused.values():
@@ -496,6 +500,11 @@ class TrainedRun:
     Args:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
+
+    Example:
+      >>> found = run.search(run.encode(["where was Ada born?"]), k=3)
+      >>> found.rows.shape, found.scores.shape
+      ((1, 3), (1, 3))
     """
     if self.config.paths is not None and self.config.candidates != "none":
       return self.config.paths.search(self, token_ids, k)
@@ -678,7 +687,14 @@ class TrainedRun:
     return SearchResult(*found), vectors
 
   def hits(self, found: SearchResult) -> list[list[Hit]]:
-    """Returns the retrieved blocks of each query as `Hit`s."""
+    """Returns the retrieved blocks of each query as `Hit`s.
+
+    Example:
+      >>> found = run.search(run.encode(["where was Ada born?"]), k=2)
+      >>> (hits,) = run.hits(found)
+      >>> [hit.block.row for hit in hits] == found.rows[0].tolist()
+      True
+    """
     own, paths = found.retriever_scores, found.paths
     probabilities = softmax(np.float64(found.scores if own is None else own), 1)
     if paths is None:
@@ -699,7 +715,12 @@ class TrainedRun:
     return hits
 
   def block(self, row: int) -> Block:
-    """Returns a block of the corpus, edited if there is an edit."""
+    """Returns a block of the corpus, edited if there is an edit.
+
+    Example:
+      >>> run.block(1).id, run.block(1).title
+      ('p1:0', 'Béla Stone')
+    """
     if row == NULL_ROW:
       return NULL_BLOCK
     return self.edits.get(row) or self.corpus.block(row)
@@ -730,7 +751,12 @@ class TrainedRun:
     return np.asarray(joined_blocks(tokens, separator_id=separator))
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
-    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0.
+
+    Example:
+      >>> run.gather(np.array([[0, 1, 2], [-1, 3, 4]])).shape
+      (2, 3, 40)
+    """
     length = self.newest_corpus.block_length
     tokens = self.corpus.gather(rows, length)
     for row, block in self.edits.items():
@@ -761,7 +787,8 @@ class TrainedRun:
     """Returns this run with other texts in further blocks, only in memory.
 
     With an exact index, it retrieves and reads as if the corpus and the index
-    had been built from these texts. The checkpoint's block tower embeds them.
+    had been built from these texts. The snapshot's block tower embeds them if
+    queries share it, since training on questions has changed the checkpoint's.
     Titles stay.
 
     Args:
@@ -771,6 +798,13 @@ class TrainedRun:
     Raises:
       EditError: A text has no words, or is too long for its block, or the index
         has no vectors.
+
+    Example:
+      >>> edited = run.edited({0: "Ada was born in Pola in 1901."})
+      >>> edited.block(0).text
+      'Ada was born in Pola in 1901.'
+      >>> run.block(0).text
+      'Ada was born in Velt in 1900. Later Ada built the bridge of Tarn.'
     """
     if texts and not self.can_edit:
       raise EditError(
@@ -792,7 +826,7 @@ class TrainedRun:
     vectors = self.compute(
       embed_blocks,
       self.components.retriever,
-      self.params["retriever"],
+      {**self.params["retriever"], **self.snapshot.query_params},
       token_ids=run.gather(np.array([*made])),
     )
     # Rounded as in a snapshot.
@@ -808,6 +842,11 @@ class TrainedRun:
     Raises:
       RealmError: The filter is malformed, has a field that the corpus does not
         keep, or allows no block.
+
+    Example:
+      >>> of_1901 = run.filtered({"year": "1901"})
+      >>> {hit.block.fields["year"] for hit in of_1901.retrieve("who is Ada?")}
+      {'1901'}
     """
     return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
 

@@ -72,7 +72,12 @@ class QueryBatch:
 
   @classmethod
   def of_vectors(cls, vectors: Float32[np.ndarray, "b d"]) -> "QueryBatch":
-    """Returns queries that have vectors but no wordpieces."""
+    """Returns queries that have vectors but no wordpieces.
+
+    Example:
+      >>> QueryBatch.of_vectors(np.zeros((2, 8), np.float32)).token_ids.shape
+      (2, 1)
+    """
     return cls(np.zeros((len(vectors), 1), np.int32), vectors)
 
 
@@ -150,6 +155,13 @@ class Index(Protocol):
       scores the blocks by their vectors in any case.
     report: Choices and measurements of the build, for the manifest; empty for
       an index that was loaded.
+
+  Example:
+    >>> vectors = np.eye(3, dtype=np.float32)
+    >>> index = as_config("exact").build(Blocks(3, vectors))
+    >>> queries = QueryBatch.of_vectors(np.array([[0, 2, 1]], np.float32))
+    >>> index.search(queries, k=2)
+    SearchResult(rows=array([[1, 2]], dtype=int32), scores=array([[2., 1.]], ...
   """
 
   kind: str
@@ -258,6 +270,10 @@ def as_config(index: IndexConfig | str) -> IndexConfig:
 
   Raises:
     IndexLoadError: The kind is unknown.
+
+  Example:
+    >>> as_config("bm25")
+    Bm25Config(k1=0.9, b=0.4)
   """
   return config_from(index, {}) if isinstance(index, str) else index
 
@@ -313,7 +329,13 @@ def sample_vectors(
 def in_order(
   rows: Integer[np.ndarray, "b k"], scores: Float32[np.ndarray, "b k"]
 ) -> SearchResult:
-  """Sorts each query's blocks by falling score, ties by rising row."""
+  """Sorts each query's blocks by falling score, ties by rising row.
+
+  Example:
+    >>> rows = np.array([[4, 7, 2]])
+    >>> in_order(rows, np.array([[0.5, 2.0, 0.5]], np.float32)).rows
+    array([[7, 2, 4]], dtype=int32)
+  """
   order = np.lexsort((rows, -scores), axis=-1)
   return SearchResult(
     rows=np.take_along_axis(rows, order, axis=1).astype(np.int32),

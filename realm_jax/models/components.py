@@ -120,6 +120,12 @@ def embed_queries(
   """Returns the vectors of queries.
 
   The parameters of `query_tower_parameters` are enough.
+
+  Example:
+    >>> retriever, params = run.components.retriever, run.params["retriever"]
+    >>> tokens = run.encode(["where was Ada born?", "what did Oda build?"])
+    >>> run.compute(embed_queries, retriever, params, token_ids=tokens).shape
+    (2, 8)
   """
   return retriever.apply({"params": params}, token_ids, method="embed_queries")
 
@@ -135,7 +141,14 @@ def embed_hop_queries(
 def embed_blocks(
   retriever: Retriever, params: Params, token_ids: Int[AnyArray, "*b l"]
 ) -> Float[Array, "*b d"]:
-  """Returns the vectors of blocks."""
+  """Returns the vectors of blocks.
+
+  Example:
+    >>> retriever, params = run.components.retriever, run.params["retriever"]
+    >>> blocks = run.gather(np.array([0, 1]))
+    >>> run.compute(embed_blocks, retriever, params, token_ids=blocks).shape
+    (2, 8)
+  """
   return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
 
@@ -145,6 +158,13 @@ class Reader(Component, Protocol):
 
   Attributes:
     dropout_rate: Dropout rate in training.
+
+  Example:
+    >>> from realm_jax.models.bert import BertConfig
+    >>> from realm_jax.models.reader import BertReader
+    >>> reader = BertReader(BertConfig(dropout_rate=0.2))
+    >>> isinstance(reader, Reader), reader.dropout_rate
+    (True, 0.2)
   """
 
   @property
@@ -153,7 +173,14 @@ class Reader(Component, Protocol):
 
 @runtime_checkable
 class TokenReader(Reader, Protocol):
-  """A reader that scores tokens, given a query with each of its candidates."""
+  """A reader that scores tokens, given a query with each of its candidates.
+
+  Example:
+    >>> reader = run.components.token_reader
+    >>> inputs = reader.join(np.ones((2, 16), int), np.ones((2, 5, 40), int))
+    >>> inputs.tokens.token_ids.shape  # Each query beside its 5 candidates.
+    (10, 56)
+  """
 
   def join(
     self,
@@ -349,7 +376,12 @@ class Components(Mapping[str, Any]):
     return getattr(self._modules.get("reader"), "view", None)
 
   def only(self, names: Collection[str]) -> "Components":
-    """Returns the components with these names; missing ones are left out."""
+    """Returns the components with these names; missing ones are left out.
+
+    Example:
+      >>> [*run.components], [*run.components.only(["retriever"])]
+      (['retriever', 'reader'], ['retriever'])
+    """
     return Components({n: module for n, module in self.items() if n in names})
 
   def abstract_parameters(

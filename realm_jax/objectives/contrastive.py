@@ -33,7 +33,16 @@ class BlockHashes(NamedTuple):
   is_block: Bool[AnyArray, "n k"]
 
   def negatives(self, *, shared: bool) -> Bool[Array, "n m"]:
-    """Returns which of the m blocks in `contrastive_loss` are negatives."""
+    """Returns which of the m blocks in `contrastive_loss` are negatives.
+
+    Example, where the first and the third query have the same block:
+      >>> own = jnp.array([[[0, 7]], [[0, 8]], [[0, 7]]], "uint32")
+      >>> hashes = BlockHashes(own, own, is_block=jnp.ones((3, 1), bool))
+      >>> print(hashes.negatives(shared=True).astype(int))
+      [[0 1 0]
+       [1 0 1]
+       [0 1 0]]
+    """
     hashes, is_block = jnp.asarray(self.blocks), jnp.asarray(self.is_block)
     positives = jnp.asarray(self.positives)[:, :, None]
 
@@ -87,6 +96,12 @@ def contrastive_loss(
     symmetric: Whether the mean is taken with the loss of finding a block's
       query among all queries.
     groups: Queries, by name, whose accuracy is reported apart.
+
+  Example:
+    >>> queries, blocks = jnp.eye(4), jnp.eye(4)[:, None]
+    >>> loss = contrastive_loss(queries, blocks, score_scale=5.0)
+    >>> {name: f"{mean:.3f}" for name, mean in loss.means().items()}
+    {'loss': '0.020', 'accuracy': '1.000'}
   """
   first, rest = blocks[:, 0], blocks[:, 1:]
   others = "nd,nhd->nh"

@@ -36,6 +36,14 @@ def perplexity(
   attends to z in place of ℓ: of the scores of the first token (Izacard and
   Grave 2021, "Distilling Knowledge from Reader to Retriever", arXiv 2012.04584,
   section 3), or of the attention times the norm of the values (Atlas' code).
+
+  Example:
+    >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
+    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
+    >>> loss = perplexity(evidence)
+    >>> {name: f"{mean:.3f}" for name, mean in loss.means().items()}
+    {'loss': '1.753', 'retriever_loss': '0.549', 'reader_loss': '1.204'}
   """
   target = _log_target(evidence, evidence.target_likelihood, temperature)
   divergence = _kl_divergence(target, evidence.log_prior)
@@ -53,6 +61,13 @@ def leave_one_out(
   time, it is the marginal over them, ℓ_{−z} = log Σ_{i≠z} p(i|x) e^{ℓ_i} / (1 −
   p(z|x)), with p(i|x) of this step, the dropout of the towers included, and
   without a gradient.
+
+  Example:
+    >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
+    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
+    >>> leave_one_out(evidence).metrics["retriever_loss"].mean
+    Array(0.549, dtype=float32)
   """
   log_prior = evidence.log_prior
   joint = log_prior + evidence.target_likelihood
@@ -72,6 +87,13 @@ def replug(
   first version of the paper; a later version writes KL(softmax(e^ℓ/β) ‖
   p(z|x)). The paper's language model is frozen: see `freeze_reader` of
   `Pretraining`. The temperature is β.
+
+  Example:
+    >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
+    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
+    >>> replug(evidence).metrics["retriever_loss"].mean
+    Array(2.456, dtype=float32)
   """
   likelihood = jnp.exp(evidence.target_likelihood)
   target = _log_target(evidence, likelihood, temperature)
@@ -82,7 +104,16 @@ def replug(
 def distilled(
   evidence: Evidence, divergence: Float[Array, " b"], *, form: Form
 ) -> WeightedLoss:
-  """Returns the retriever's divergence plus the reader's marginal loss."""
+  """Returns the retriever's divergence plus the reader's marginal loss.
+
+  Example:
+    >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
+    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
+    >>> loss = distilled(evidence, jnp.array([0.5]), form="joint")
+    >>> loss.loss.mean
+    Array(1.704, dtype=float32)
+  """
   stopped = jax.lax.stop_gradient(evidence.log_prior)
   reader = reader_loss(evidence._replace(log_prior=stopped), form=form)
   retriever = Average.of(divergence, evidence.example_weights(form))

@@ -49,6 +49,15 @@ def order_log_probabilities(
   """Returns log π of each block that was shown, after those before it.
 
   It is 0 at padding.
+
+  Example, with a list that shows its second candidate first:
+    >>> scores = jnp.log(jnp.array([[2.0, 1.0]]))
+    >>> is_block, one = jnp.array([[True, True]]), jnp.ones(1)
+    >>> order, gains = jnp.array([[1, 0]]), jnp.array([[1.0, 0.0]])
+    >>> given = is_block, scores, order, one, gains, gains, one
+    >>> log_p = order_log_probabilities(scores, ServedLists(*given))
+    >>> jnp.exp(log_p)
+    Array([[0.333, 1.   ]], dtype=float32)
   """
   logits = jnp.asarray(scores) / jnp.asarray(lists.temperature)[:, None]
   shown = jnp.asarray(lists.shown)
@@ -73,6 +82,17 @@ def policy_gradient(
   any more has hardly any weight, so nothing pushes it down further. The metric
   `ratio` tells how far the retriever is from what has served the lists,
   `clipped` how many of the ratios were clipped.
+
+  Example, with a list that shows its second candidate first:
+    >>> scores = jnp.log(jnp.array([[2.0, 1.0]]))
+    >>> is_block, one = jnp.array([[True, True]]), jnp.ones(1)
+    >>> order, gains = jnp.array([[1, 0]]), jnp.array([[1.0, 0.0]])
+    >>> given = is_block, scores, order, one, gains, gains, one
+    >>> loss, _, metrics = policy_gradient(
+    ...   scores, ServedLists(*given), clip_ratio=2.0
+    ... )
+    >>> print(loss, metrics["ratio"].mean)
+    [1.099] 1.0
   """
   log_p = order_log_probabilities(scores, lists)
   served = order_log_probabilities(lists.scores, lists).sum(axis=1)
@@ -93,6 +113,15 @@ def pairwise(scores: Float[Array, "b n"], lists: ServedLists) -> Losses:
 
   The pairs are of blocks that were shown (RankNet, Burges et al. 2005). It asks
   for no probability, and a list whose rewards are all equal teaches nothing.
+
+  Example, with a list that shows its second candidate first:
+    >>> scores = jnp.log(jnp.array([[2.0, 1.0]]))
+    >>> is_block, one = jnp.array([[True, True]]), jnp.ones(1)
+    >>> order, gains = jnp.array([[1, 0]]), jnp.array([[1.0, 0.0]])
+    >>> given = is_block, scores, order, one, gains, gains, one
+    >>> loss, _, metrics = pairwise(scores, ServedLists(*given))
+    >>> print(loss, metrics["pair_accuracy"].mean)
+    [1.099] 0.0
   """
   shown, rewards = jnp.asarray(lists.shown), jnp.asarray(lists.rewards)
   own = jnp.take_along_axis(scores, jnp.maximum(shown, 0), axis=1)
@@ -121,6 +150,15 @@ def contrastive(
   queries, m = b · n, but for those that are the query's candidates, too: of
   candidates that were not shown nothing is known. A list without a positive
   reward teaches nothing, and it matters not whether it was drawn.
+
+  Example, with two lists of one block each, the first of them rewarded:
+    >>> one, order = jnp.ones((2, 1)), jnp.zeros((2, 1), int)
+    >>> rewards, weights = jnp.array([[1.0], [0.0]]), jnp.ones(2)
+    >>> lists = ServedLists(one > 0, one, order, weights, one, rewards, weights)
+    >>> block_ids = jnp.array([[7], [8]], "uint32")
+    >>> loss, weights, _ = contrastive(2.0 * jnp.eye(2), block_ids, lists)
+    >>> print(loss[0], weights)
+    0.127 [1. 0.]
   """
   size = block_ids.shape[1]
   ids, shown = jnp.asarray(block_ids), jnp.asarray(lists.shown)
@@ -152,6 +190,14 @@ def divergence(
 
   The blocks of other queries are among them, so that blocks that were no
   candidates do not rise unnoticed.
+
+  Example:
+    >>> start, is_block = jnp.zeros((1, 2)), jnp.ones((1, 2), bool)
+    >>> order, gains = jnp.array([[1, 0]]), jnp.array([[1.0, 0.0]])
+    >>> given = is_block, start, order, jnp.ones(1), gains, gains, jnp.ones(1)
+    >>> scores = jnp.log(jnp.array([[3.0, 1.0]]))
+    >>> divergence(scores, start, ServedLists(*given))
+    Array([0.131], dtype=float32)
   """
   is_block = jnp.asarray(lists.is_block).reshape(1, -1)
   temperature = jnp.asarray(lists.temperature)[:, None]

@@ -65,6 +65,11 @@ def require_objective(
 
   Raises:
     RealmError: There is none of this name, or it does not fit what else is set.
+
+  Example:
+    >>> found = require_objective("replug", num_candidates=8, temperature=None)
+    >>> found.target
+    'likelihood'
   """
   if name not in OBJECTIVES:
     raise RealmError(
@@ -114,6 +119,16 @@ def masked_lm_loss(
     target_logits: The same scores without dropout, from which the target of
       p(z|x) is made; None for `logits`. Their gradient is not used.
     has_null: Whether candidate 0 is the null block, and compared with.
+
+  Example:
+    >>> relevance = jnp.zeros((1, 2))  # The null block and another.
+    >>> logits = jnp.log(jnp.array([[[[0.5, 0.5]], [[0.1, 0.9]]]]))
+    >>> targets, weights = jnp.array([[1]]), jnp.ones((1, 1))
+    >>> loss = masked_lm_loss(relevance, logits, targets, weights)
+    >>> jnp.exp(-loss.loss.mean)
+    Array(0.7, dtype=float32)
+    >>> loss.metrics["retrieval_utility"].mean
+    Array(0.336, dtype=float32)
   """
   log_prior = jax.nn.log_softmax(relevance, axis=-1)
   log_probs = jax.nn.log_softmax(logits, axis=-1)
@@ -175,6 +190,15 @@ def knn_lm(
   p = λ p_kNN + (1 − λ) p_LM, where p_kNN(y) ∝ Σᵢ 1[wordᵢ = y] exp(scoreᵢ / τ),
   for the `share` λ and the `temperature` τ (Khandelwal et al. 2020, arXiv
   1911.00172). A score of −∞ is no key's, and without keys λ is 0.
+
+  Example, where p = 0.4 · 3/4 + 0.6 · 0.5:
+    >>> model = jnp.log(jnp.array([[0.5, 0.5]]))
+    >>> scores, words = jnp.zeros((1, 4)), jnp.array([[1, 1, 1, 0]])
+    >>> log_p, is_likeliest = knn_lm(
+    ...   model, scores, words, jnp.array([1]), share=0.4, temperature=1.0
+    ... )
+    >>> print(jnp.exp(log_p), is_likeliest)
+    [0.6] [ True]
   """
   is_key = jnp.isfinite(scores)
   shares = share * is_key.any(axis=-1, keepdims=True)

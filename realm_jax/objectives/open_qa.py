@@ -21,6 +21,13 @@ def marginal_log_likelihood(
 
   Returns:
     The log likelihood, 0 where nothing is correct, and whether anything is.
+
+  Example:
+    >>> scores = jnp.log(jnp.array([[1.0, 2.0, 1.0]]))
+    >>> correct = jnp.array([[True, True, False]])
+    >>> log_p, found = marginal_log_likelihood(scores, correct, correct | True)
+    >>> print(jnp.exp(log_p), found)
+    [0.75] [ True]
   """
   correct = correct & allowed
   any_correct = jnp.any(correct, axis=-1)
@@ -62,6 +69,16 @@ def open_qa_loss(
 
   `retriever_scores` are f(x, z) of the retrieved blocks, best first. Spans are
   those of the first k of these; the ones outside of a body have no `is_span`.
+
+  Example:
+    >>> has_answer = jnp.array([[False, True]])
+    >>> is_answer = has_answer[..., None, None]  # One span in each block.
+    >>> spans = 2.0 * is_answer, is_answer | True, is_answer
+    >>> loss = open_qa_loss(jnp.zeros((1, 2)), has_answer, *spans)
+    >>> for name in ("retriever_loss", "reader_loss"):
+    ...   print(name, loss.metrics[name].mean)
+    retriever_loss 0.693
+    reader_loss 0.127
   """
   num_read = span_logits.shape[1]
   retriever_likelihood, retriever_found = marginal_log_likelihood(
@@ -91,6 +108,13 @@ def span_loss(
 
   It is 0 for an example without a span that matches. `hard_em` is that of
   `open_qa_loss`.
+
+  Example:
+    >>> scores = jnp.log(jnp.array([[[[1.0], [3.0]]]]))  # [b, k, l, w]
+    >>> is_answer = jnp.array([[[[False], [True]]]])
+    >>> loss = span_loss(scores, is_answer | True, is_answer)
+    >>> jnp.exp(-loss.loss.mean)
+    Array(0.75, dtype=float32)
   """
   batch = len(span_scores)
   scores = span_scores.reshape(batch, -1)

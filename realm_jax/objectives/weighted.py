@@ -24,7 +24,13 @@ class Average(NamedTuple):
     values: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"],
     weights: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"] | None = None,
   ) -> "Average":
-    """Returns the mean of values, each of weight 1 unless weights are given."""
+    """Returns the mean of values, each of weight 1 unless weights are given.
+
+    Example:
+      >>> found = Average.of(jnp.array([1.0, 3.0]), jnp.array([3.0, 1.0]))
+      >>> print(found.mean, found.weight)
+      1.5 4.0
+    """
     if weights is None:
       weights = jnp.ones(values.shape)
     weights = weights.astype(jnp.float32)
@@ -54,13 +60,26 @@ class WeightedLoss(NamedTuple):
 
   @classmethod
   def of_both(cls, retriever: Average, reader: Average) -> "WeightedLoss":
-    """Returns the sum of two losses of equal weight, and each as a metric."""
+    """Returns the sum of two losses of equal weight, and each as a metric.
+
+    Example:
+      >>> one, two = (Average.of(jnp.array([x])) for x in (1.0, 2.0))
+      >>> print(WeightedLoss.of_both(one, two).loss.mean)
+      3.0
+    """
     return cls(
       retriever._replace(total=retriever.total + reader.total),
       {"retriever_loss": retriever, "reader_loss": reader},
     )
 
   def means(self) -> dict[str, Float[Array, ""]]:
-    """Returns the mean of each metric, and of the loss as `loss`."""
+    """Returns the mean of each metric, and of the loss as `loss`.
+
+    Example:
+      >>> one = WeightedLoss(Average.of(jnp.array([1.0])), {})
+      >>> other = WeightedLoss(Average.of(jnp.array([2.0])), {})
+      >>> jax.tree.map(jnp.add, one, other).means()
+      {'loss': Array(1.5, dtype=float32)}
+    """
     averages = {"loss": self.loss, **self.metrics}
     return {name: average.mean for name, average in averages.items()}

@@ -146,6 +146,15 @@ def build_index(
     StoreAccessError: A bucket cannot be read or written.
     RecallError: The recall of an index is below its settings' minimum, with
       `once` or in the mode `every`; otherwise the checkpoint is skipped.
+
+  Example:
+    >>> retriever = run.config.retriever
+    >>> settings = SnapshotConfig(retriever, "exact", query_length=16)
+    >>> build_index(
+    ...   model_dir="runs/qa", corpus_dir="corpus", snapshots_dir="snapshots",
+    ...   snapshot=settings, builder=IndexBuilderConfig(), once=True,
+    ... )
+    [0]
   """
   once = once or builder.once or builder.checkpoint_step is not None
   poll = builder.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)

@@ -51,6 +51,14 @@ def train(config: TrainConfig) -> TrainResult:
     StoreAccessError: A bucket cannot be read, or written to.
     ValueError: The configuration does not fit the corpus or the devices.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
+
+  Example:
+    >>> from realm_jax.configuration import parsed
+    >>> files = ["gin/runs/inverse_cloze.gin", "model.gin"]
+    >>> bindings = ["MODEL_DIR = 'runs/ict'", "CORPUS_DIR = 'corpus'"]
+    >>> bindings += ["NUM_STEPS = 2", "BATCH_SIZE = 8"]
+    >>> train(parsed(TrainConfig, files, bindings).build(TrainConfig))
+    TrainResult(step=2, preempted=False)
   """
   with open_run(config) as (state, run):
     if run is None:

@@ -273,6 +273,13 @@ def export_vectors(
     CorpusError: There is no corpus.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
+
+  Example:
+    >>> retriever = run.config.retriever
+    >>> print(export_vectors("runs/qa", "corpus", retriever, "vectors"))
+    28 vectors of 8 dimensions, of snapshot 0 of runs/qa: vectors.npy, ...
+    >>> np.load("vectors/vectors.npy").shape
+    (28, 8)
   """
   require_readable(model_dir, corpus_dir)
   with new_directory(output_dir) as output:

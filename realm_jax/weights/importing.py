@@ -109,6 +109,11 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     VocabularyError: The input's vocabulary cannot be used.
     CorpusError, TargetError, DiskFullError: An output cannot be written.
     StoreAccessError: An output is in a bucket that cannot be written.
+
+  Example:
+    >>> config = ImportConfig("hf_bert", "bert", pooling="mean")
+    >>> import_weights(config, "runs/imported").splitlines()[0]
+    'mapped (79 parameters):'
   """
   if config.format == T5:
     return _import_text_reader(config, output_dir)

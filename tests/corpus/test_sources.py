@@ -7,6 +7,7 @@ import datetime
 import gzip
 import json
 import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -204,8 +205,21 @@ def _without_ending(folder, rows):
   return _parquet(folder, rows).rename(folder / "download")
 
 
+def _in_memory(folder, rows):
+  del folder
+  return rows
+
+
 FORMATS = [
-  *(_json_of_contents, _dpr, _parquet, _dataset, _markdown, _without_ending)
+  *(
+    _in_memory,
+    _json_of_contents,
+    _dpr,
+    _parquet,
+    _dataset,
+    _markdown,
+    _without_ending,
+  )
 ]
 
 
@@ -215,7 +229,8 @@ def test_each_format_gives_the_corpus_of_its_json_lines(
 ):
   def fingerprint(source, target, **arguments):
     arguments |= {"vocab": vocab_file, "name": "corpus", "shard_bytes": 1}
-    build_corpus([str(source)], tmp_path / target, **arguments)
+    inputs = source if isinstance(source, list) else [str(source)]
+    build_corpus(inputs, tmp_path / target, **arguments)
     return Corpus.open(tmp_path / target).fingerprint
 
   (folder := tmp_path / "input").mkdir()
@@ -339,3 +354,18 @@ def test_files_that_give_nothing_are_explained(
   given = path if path.parent == tmp_path else path.parent
   with pytest.raises(InputError, match=message):
     build_corpus([str(given)], tmp_path / "corpus", vocab=vocab_file)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"body": "b"}, "<texts>:1: no 'text' among 'body'"),
+    (Path("a.jsonl"), "Path.* is no input; give files as strings"),
+    ({"text": " "}, "no document in the texts gave a block"),
+  ],
+)
+def test_texts_that_give_nothing_are_explained(
+  tmp_path, vocab_file, given, message
+):
+  with pytest.raises(InputError, match=message):
+    build_corpus([given], tmp_path / "corpus", vocab=vocab_file)

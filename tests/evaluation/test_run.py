@@ -145,6 +145,13 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
   assert not np.isin(hidden.rows, [0, 11]).any()
 
 
+def test_a_text_that_stays_as_it_was_keeps_its_vector(two_steps):
+  # Its one tower was trained after the snapshot was built.
+  edited = two_steps.edited({0: two_steps.block(0).text})
+  stored = two_steps.snapshot.vectors(np.array([0]))
+  np.testing.assert_allclose([edited.edited_vectors[0]], stored, atol=1e-5)
+
+
 @pytest.mark.parametrize(
   ("index", "scored_rows"),
   [(None, 99), (None, 0), (Bm25Config(), 0), (HybridConfig(num_fused=99), 0)],

@@ -224,6 +224,15 @@ class Stage(abc.ABC):
     compares: Whether the loss needs all examples at once (in-batch negatives).
       Such a stage implements `embed(encoders, inputs)`, which returns vectors,
       and `compare(components, vectors, batch)`.
+
+  Example, pre-training that keeps the reader as it is:
+    >>> from realm_jax.training.stages.pretraining import Pretraining
+    >>> class FrozenReader(Pretraining):
+    ...   @property
+    ...   def frozen(self):
+    ...     return ("reader",)
+    >>> FrozenReader(num_candidates=4).trained
+    {'retriever'}
   """
 
   needs_answers: ClassVar[bool] = False
