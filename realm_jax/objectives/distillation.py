@@ -1,13 +1,13 @@
-"""The objectives that train the retriever towards a target.
+"""Objectives that distill the reader into the retriever.
 
-The retriever learns from a divergence between p(z|x) and a target over the
-same candidates, which the reader's likelihoods give, or its attention. The
-reader learns from the likelihood given all candidates if it reads them at once,
-and else from the marginal likelihood, in which p(z|x) has no gradient. A reader
-that is frozen (`Pretraining.freeze_reader`) does not learn at all.
+The retriever minimizes a divergence between p(z|x) and a target distribution
+over the same candidates, computed from the reader's likelihoods or attention.
+The reader learns from the likelihood given all candidates if it reads them at
+once. Otherwise it learns from the marginal likelihood, in which p(z|x) has no
+gradient. A frozen reader (`Pretraining.freeze_reader`) does not learn.
 
-Each objective takes the evidence, the `form` of the reader's loss and of the
-mean over examples, and the `temperature` of its target, by default its paper's.
+Each objective takes the inputs, the `form` of the reader's loss and of the mean
+over examples, and the `temperature` of its target, by default the paper's.
 
 Izacard et al. 2022, "Atlas: Few-shot Learning with Retrieval Augmented Language
 Models" (arXiv 2208.03299), section 2.2. Shi et al. 2023, "REPLUG:
@@ -19,39 +19,39 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.objectives.marginal import Evidence, Form, reader_loss
+from realm_jax.objectives.marginal import Form, ObjectiveInputs, reader_loss
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
 def perplexity(
-  evidence: Evidence, *, form: Form = "per_token", temperature: float = 1.0
+  inputs: ObjectiveInputs, *, form: Form = "per_token", temperature: float = 1.0
 ) -> WeightedLoss:
   """Returns KL(softmax(ℓ/τ) ‖ p(z|x)), plus the reader's loss (Atlas).
 
-  With τ = 1, the paper's, the target is the posterior of the block under a
-  uniform prior. Atlas' code differs from its paper: ℓ is there the mean over
-  the tokens, and τ a setting, by default 0.01.
+  With τ = 1, as in the paper, the target is the posterior of the block under a
+  uniform prior. Atlas' code differs: there ℓ is the mean over the tokens, and τ
+  is a setting, by default 0.01.
 
-  As `fid_kd` and `attention_norm` the target is made of how much a fused reader
-  attends to z in place of ℓ: of the scores of the first token (Izacard and
-  Grave 2021, "Distilling Knowledge from Reader to Retriever", arXiv 2012.04584,
-  section 3), or of the attention times the norm of the values (Atlas' code).
+  For `fid_kd` and `attention_norm`, a fused reader's attention to z takes the
+  place of ℓ: the scores of the first token (Izacard and Grave 2021, "Distilling
+  Knowledge from Reader to Retriever", arXiv 2012.04584, section 3), or the
+  attention times the norm of the values (Atlas' code).
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> loss = perplexity(evidence)
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> loss = perplexity(inputs)
     >>> {name: f"{mean:.3f}" for name, mean in loss.means().items()}
     {'loss': '1.753', 'retriever_loss': '0.549', 'reader_loss': '1.204'}
   """
-  target = _log_target(evidence, evidence.target_likelihood, temperature)
-  divergence = _kl_divergence(target, evidence.log_prior)
-  return distilled(evidence, divergence, form=form)
+  target = _log_target(inputs, inputs.target_likelihood, temperature)
+  divergence = _kl_divergence(target, inputs.log_prior)
+  return distilled(inputs, divergence, form=form)
 
 
 def leave_one_out(
-  evidence: Evidence, *, form: Form = "per_token", temperature: float = 1.0
+  inputs: ObjectiveInputs, *, form: Form = "per_token", temperature: float = 1.0
 ) -> WeightedLoss:
   """Returns KL(softmax(−ℓ_{−z}/τ) ‖ p(z|x)), plus the reader's loss (Atlas).
 
@@ -64,70 +64,70 @@ def leave_one_out(
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> leave_one_out(evidence).metrics["retriever_loss"].mean
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> leave_one_out(inputs).metrics["retriever_loss"].mean
     Array(0.549, dtype=float32)
   """
-  log_prior = evidence.log_prior
-  joint = log_prior + evidence.target_likelihood
+  log_prior = inputs.log_prior
+  joint = log_prior + inputs.target_likelihood
   without = _log_sum_of_others(joint) - _log_sum_of_others(log_prior)
-  target = _log_target(evidence, -without, temperature)
+  target = _log_target(inputs, -without, temperature)
   divergence = _kl_divergence(target, log_prior)
-  return distilled(evidence, divergence, form=form)
+  return distilled(inputs, divergence, form=form)
 
 
 def replug(
-  evidence: Evidence, *, form: Form = "per_token", temperature: float = 0.1
+  inputs: ObjectiveInputs, *, form: Form = "per_token", temperature: float = 0.1
 ) -> WeightedLoss:
   """Returns KL(p(z|x) ‖ softmax(e^ℓ/β)), plus the reader's loss (RePlug).
 
-  The target is a softmax of probabilities, not of their logarithms, so that
-  blocks from which y is improbable count alike. The direction is that of the
-  first version of the paper; a later version writes KL(softmax(e^ℓ/β) ‖
-  p(z|x)). The paper's language model is frozen: see `freeze_reader` of
-  `Pretraining`. The temperature is β.
+  The target is a softmax of probabilities, not of their logarithms, so blocks
+  that make y improbable get nearly equal shares. The direction of the
+  divergence follows the paper's first version; a later one writes
+  KL(softmax(e^ℓ/β) ‖ p(z|x)). The paper freezes the language model: see
+  `freeze_reader` of `Pretraining`. The temperature is β.
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> replug(evidence).metrics["retriever_loss"].mean
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> replug(inputs).metrics["retriever_loss"].mean
     Array(2.456, dtype=float32)
   """
-  likelihood = jnp.exp(evidence.target_likelihood)
-  target = _log_target(evidence, likelihood, temperature)
-  divergence = _kl_divergence(evidence.log_prior, target)
-  return distilled(evidence, divergence, form=form)
+  likelihood = jnp.exp(inputs.target_likelihood)
+  target = _log_target(inputs, likelihood, temperature)
+  divergence = _kl_divergence(inputs.log_prior, target)
+  return distilled(inputs, divergence, form=form)
 
 
 def distilled(
-  evidence: Evidence, divergence: Float[Array, " b"], *, form: Form
+  inputs: ObjectiveInputs, divergence: Float[Array, " b"], *, form: Form
 ) -> WeightedLoss:
   """Returns the retriever's divergence plus the reader's marginal loss.
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> loss = distilled(evidence, jnp.array([0.5]), form="joint")
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> loss = distilled(inputs, jnp.array([0.5]), form="joint")
     >>> loss.loss.mean
     Array(1.704, dtype=float32)
   """
-  stopped = jax.lax.stop_gradient(evidence.log_prior)
-  reader = reader_loss(evidence._replace(log_prior=stopped), form=form)
-  retriever = Average.of(divergence, evidence.example_weights(form))
+  stopped = jax.lax.stop_gradient(inputs.log_prior)
+  reader = reader_loss(inputs._replace(log_prior=stopped), form=form)
+  retriever = Average.of(divergence, inputs.example_weights(form))
   return WeightedLoss.of_both(retriever, reader)
 
 
 def _log_target(
-  evidence: Evidence, scores: Float[Array, "b k"], temperature: float
+  inputs: ObjectiveInputs, scores: Float[Array, "b k"], temperature: float
 ) -> Float[Array, "b k"]:
   """Returns log softmax(scores / temperature), without a gradient.
 
-  Candidates that are left out have no share in it.
+  Candidates that are left out get no probability.
   """
-  is_candidate = evidence.log_prior > -jnp.inf
+  is_candidate = inputs.log_prior > -jnp.inf
   scores = jnp.where(is_candidate, scores / temperature, -jnp.inf)
   return jax.lax.stop_gradient(jax.nn.log_softmax(scores, axis=-1))
 
@@ -137,7 +137,7 @@ def _kl_divergence(
 ) -> Float[Array, " b"]:
   """Returns KL(p ‖ q) = Σ_z p(z) log p(z) / q(z), in nats.
 
-  What has no probability in p adds nothing.
+  Candidates with p(z) = 0 add nothing.
   """
   ratio = jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)
   return jnp.sum(jnp.exp(log_p) * ratio, axis=-1)

@@ -1,4 +1,4 @@
-"""REALM's objective, the marginal likelihood, EMDR², and their evidence.
+"""REALM's objective, the marginal likelihood, EMDR², and their inputs.
 
 Guu et al. 2020, "REALM: Retrieval-Augmented Language Model Pre-Training" (arXiv
 2002.08909), section 3.1. Sachan et al. 2021, "End-to-End Training of
@@ -19,25 +19,25 @@ Form = Literal["per_token", "joint"]
 FORMS = get_args(Form)
 
 
-class Evidence(NamedTuple):
-  """What retriever and reader say about a batch of masked sentences.
+class ObjectiveInputs(NamedTuple):
+  """Log-probabilities of a batch, by the retriever and by the reader.
 
   Attributes:
-    log_prior: log p(z|x) of the k candidates, the null block included; −inf of
-      one that is left out, in the objectives of `distillation.py`.
+    log_prior: log p(z|x) of the k candidates, including the null block. In the
+      objectives of `distillation.py`, −inf leaves a candidate out.
     token_likelihood: log p(y_j|z, x) of the word behind each of m masks.
-    weights: 1 where there is a scored mask, 0 at padding.
-    target_likelihood: The ℓ_z of `likelihood` from which a target is made, or
-      what else the target is a softmax of. It has no gradient, and the reader
-      that gives it has no dropout.
-    fused_likelihood: log p(y_j|x, all candidates), of a reader that reads them
-      all at once; None of one that reads them one by one.
+    weights: 1 for a scored mask, 0 for padding.
+    target_likelihood: Scores whose softmax is the target, usually ℓ_z as in
+      `likelihood`. They have no gradient, and the reader computes them without
+      dropout.
+    fused_likelihood: log p(y_j|x, all candidates), if the reader reads all
+      candidates at once; otherwise None.
 
-  Example, with two candidates, which give one masked word 0.2 and 0.6:
+  Example, one masked word to which two candidates give 0.2 and 0.6:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> jnp.exp(evidence.likelihood)
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> jnp.exp(inputs.likelihood)
     Array([[0.2, 0.6]], dtype=float32)
   """
 
@@ -53,16 +53,16 @@ class Evidence(NamedTuple):
     return jnp.sum(self.token_likelihood * self.weights[:, None], axis=-1)
 
   def example_weights(self, form: Form) -> Float[Array, " b"]:
-    """Returns how much an example counts in a loss of a form.
+    """Returns the weight of each example in the mean of a loss.
 
-    In the `per_token` form it counts as often as it has masks; in the `joint`
-    form all examples with masks count alike.
+    It is the number of masks in the `per_token` form. In the `joint` form it is
+    1 for every example with masks.
 
     Example:
       >>> masks = jnp.array([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
       >>> none = jnp.zeros((3, 1))
-      >>> evidence = Evidence(none, jnp.zeros((3, 1, 2)), masks, none)
-      >>> print(*map(evidence.example_weights, FORMS))
+      >>> inputs = ObjectiveInputs(none, jnp.zeros((3, 1, 2)), masks, none)
+      >>> print(*map(inputs.example_weights, FORMS))
       [2. 1. 0.] [1. 1. 0.]
     """
     num_masks = jnp.sum(self.weights, axis=-1)
@@ -71,7 +71,9 @@ class Evidence(NamedTuple):
     return (num_masks > 0).astype(jnp.float32)
 
 
-def marginal(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
+def marginal(
+  inputs: ObjectiveInputs, *, form: Form = "per_token"
+) -> WeightedLoss:
   """Returns −log p(y|x), from which retriever and reader both learn.
 
   `per_token` (released code):
@@ -81,85 +83,83 @@ def marginal(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
 
   Example, where p(y|x) = 0.75 · 0.2 + 0.25 · 0.6:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> jnp.exp(-marginal(evidence).loss.mean)
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> jnp.exp(-marginal(inputs).loss.mean)
     Array(0.3, dtype=float32)
   """
   if form == "per_token":
-    likelihood = marginal_token_likelihood(evidence)
-    return WeightedLoss(Average.of(-likelihood, evidence.weights), {})
-  likelihood = jax.nn.logsumexp(
-    evidence.log_prior + evidence.likelihood, axis=1
-  )
-  weights = evidence.example_weights(form)
+    likelihood = marginal_token_likelihood(inputs)
+    return WeightedLoss(Average.of(-likelihood, inputs.weights), {})
+  likelihood = jax.nn.logsumexp(inputs.log_prior + inputs.likelihood, axis=1)
+  weights = inputs.example_weights(form)
   return WeightedLoss(Average.of(-likelihood, weights), {})
 
 
-def reader_loss(evidence: Evidence, *, form: Form) -> Average:
-  """Returns −log p(y|x, all candidates), or `marginal` of a reader of each.
+def reader_loss(inputs: ObjectiveInputs, *, form: Form) -> Average:
+  """Returns −log p(y|x, all candidates), or `marginal` without a fused reader.
 
-  Its gradient is the reader's alone if p(z|x) has none.
+  If p(z|x) has no gradient, only the reader learns from it.
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> fused = evidence._replace(fused_likelihood=jnp.log(jnp.array([[0.5]])))
-    >>> for one in (evidence, fused):
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> fused = inputs._replace(fused_likelihood=jnp.log(jnp.array([[0.5]])))
+    >>> for one in (inputs, fused):
     ...   print(jnp.exp(-reader_loss(one, form="joint").mean))
     0.3
     0.5
   """
-  fused = evidence.fused_likelihood
+  fused = inputs.fused_likelihood
   if fused is None:
-    return marginal(evidence, form=form).loss
+    return marginal(inputs, form=form).loss
   if form == "per_token":
-    return Average.of(-fused, evidence.weights)
-  likelihood = jnp.sum(fused * evidence.weights, axis=-1)
-  return Average.of(-likelihood, evidence.example_weights(form))
+    return Average.of(-fused, inputs.weights)
+  likelihood = jnp.sum(fused * inputs.weights, axis=-1)
+  return Average.of(-likelihood, inputs.example_weights(form))
 
 
-def marginal_token_likelihood(evidence: Evidence) -> Float[Array, "b m"]:
+def marginal_token_likelihood(inputs: ObjectiveInputs) -> Float[Array, "b m"]:
   """Returns log Σ_z p(z|x) p(y_j|z, x) of the word behind each mask.
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> jnp.exp(marginal_token_likelihood(evidence))
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> jnp.exp(marginal_token_likelihood(inputs))
     Array([[0.3]], dtype=float32)
   """
   return jax.nn.logsumexp(
-    evidence.log_prior[:, :, None] + evidence.token_likelihood, axis=1
+    inputs.log_prior[:, :, None] + inputs.token_likelihood, axis=1
   )
 
 
-def emdr2(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
+def emdr2(inputs: ObjectiveInputs, *, form: Form = "per_token") -> WeightedLoss:
   """Returns EMDR², −log Σ_z p(z|x) SG(p(y|z, x)) − (1/k) Σ_z ℓ_z.
 
-  SG is the stop-gradient: the first term trains the retriever alone, and its
-  gradient is that of `marginal` of the same form. The paper writes it for the
-  answer as a whole (`joint`); its code sums tokens as `per_token` does.
+  SG is the stop-gradient: the first term trains only the retriever, with the
+  gradient of `marginal` in the same form. The paper writes it for the whole
+  answer (`joint`); its code sums over tokens, like `per_token`.
 
-  The second term, of the reader alone, is in the paper log p(y|x, all k blocks)
-  of a reader that reads all of them at once, and so it is here of such a
-  reader. A reader that sees one block at a time learns from each of them alike,
-  which is an adaptation.
+  The second term trains only the reader. In the paper it is log p(y|x, all k
+  blocks), and so it is here if the reader reads all blocks at once. A reader
+  that sees one block at a time learns equally from each, which is an
+  adaptation.
 
   Example:
     >>> prior = jnp.log(jnp.array([[0.75, 0.25]]))
-    >>> given = jnp.log(jnp.array([[0.2, 0.6]]))
-    >>> evidence = Evidence(prior, given[..., None], jnp.ones((1, 1)), given)
-    >>> loss = emdr2(evidence, form="joint")
+    >>> logp = jnp.log(jnp.array([[0.2, 0.6]]))
+    >>> inputs = ObjectiveInputs(prior, logp[..., None], jnp.ones((1, 1)), logp)
+    >>> loss = emdr2(inputs, form="joint")
     >>> {name: f"{mean:.3f}" for name, mean in loss.means().items()}
     {'loss': '2.264', 'retriever_loss': '1.204', 'reader_loss': '1.060'}
   """
-  stopped = jax.lax.stop_gradient(evidence.token_likelihood)
-  without_reader = evidence._replace(token_likelihood=stopped)
+  stopped = jax.lax.stop_gradient(inputs.token_likelihood)
+  without_reader = inputs._replace(token_likelihood=stopped)
   retriever = marginal(without_reader, form=form).loss
-  if evidence.fused_likelihood is not None:
-    reader = reader_loss(evidence, form=form)
+  if inputs.fused_likelihood is not None:
+    reader = reader_loss(inputs, form=form)
     return WeightedLoss.of_both(retriever, reader)
-  total = -jnp.sum(jnp.mean(evidence.likelihood, axis=-1))
+  total = -jnp.sum(jnp.mean(inputs.likelihood, axis=-1))
   return WeightedLoss.of_both(retriever, Average(total, retriever.weight))

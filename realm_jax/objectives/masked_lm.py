@@ -15,7 +15,7 @@ from realm_jax.objectives.distillation import (
   replug,
 )
 from realm_jax.objectives.marginal import (
-  Evidence,
+  ObjectiveInputs,
   emdr2,
   marginal,
   marginal_token_likelihood,
@@ -27,7 +27,7 @@ class Objective(NamedTuple):
   """An objective of pre-training.
 
   Attributes:
-    loss: Function of the evidence and of a `form`, `per_token` or `joint`.
+    loss: Function of the inputs and of a `form`, `per_token` or `joint`.
     target: What its target for p(z|x) is made of; None if it has none. An
       objective with a target also takes its `temperature`. Those made of
       attention are for a fused reader (`models.t5.CrossAttention`).
@@ -97,7 +97,7 @@ def masked_lm_loss(
   targets: Int[AnyArray, "b m"],
   weights: Float[AnyArray, "b m"],
   *,
-  objective: Callable[[Evidence], WeightedLoss] = marginal,
+  objective: Callable[[ObjectiveInputs], WeightedLoss] = marginal,
   target_logits: Float[Array, "b k m v"] | None = None,
   has_null: bool = True,
 ) -> WeightedLoss:
@@ -115,7 +115,7 @@ def masked_lm_loss(
     logits: Scores of the vocabulary at each mask.
     targets: Ids of the words behind the masks.
     weights: 1 where there is a scored mask, 0 at padding.
-    objective: Function from the evidence to the loss, and its own metrics.
+    objective: Function from the inputs to the loss, and its own metrics.
     target_logits: The same scores without dropout, from which the target of
       p(z|x) is made; None for `logits`. Their gradient is not used.
     has_null: Whether candidate 0 is the null block, and compared with.
@@ -137,12 +137,12 @@ def masked_lm_loss(
   if target_logits is not None:
     of_target = _of_targets(jax.nn.log_softmax(target_logits, axis=-1), targets)
   of_target = jnp.sum(of_target * weights[:, None], axis=-1)
-  evidence = Evidence(
+  inputs = ObjectiveInputs(
     log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
-  found = objective(evidence)
+  found = objective(inputs)
 
-  token_marginal = marginal_token_likelihood(evidence)
+  token_marginal = marginal_token_likelihood(inputs)
   prior = jax.lax.stop_gradient(jnp.exp(log_prior))
   mixture = jnp.einsum(
     "bk,bkmv->bmv", prior, jnp.exp(jax.lax.stop_gradient(log_probs))

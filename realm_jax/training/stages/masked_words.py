@@ -19,7 +19,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import SpanReader
 from realm_jax.objectives import masked_lm
-from realm_jax.objectives.marginal import Evidence, marginal
+from realm_jax.objectives.marginal import ObjectiveInputs, marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.stages.stage import Encoders, ExampleArrays
@@ -114,7 +114,7 @@ def loss_given_blocks(
   block_scores: Float[Array, "b k"],
   has_null: bool,
   span_weight: float,
-  objective: Callable[[Evidence], WeightedLoss] = marginal,
+  objective: Callable[[ObjectiveInputs], WeightedLoss] = marginal,
   has_target: bool = False,
 ) -> WeightedLoss:
   """Returns the loss of filling in the masked words (section 3.1).

@@ -21,7 +21,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
-from realm_jax.objectives.marginal import Evidence
+from realm_jax.objectives.marginal import ObjectiveInputs
 from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.served_reader.scoring import ServedLanguageModel
@@ -177,11 +177,13 @@ class ServedReader(Stage):
     likelihood = jnp.where(counts[:, None], given, 0.0)
     # The objectives see a text as a single token.
     weights = counts[:, None].astype(jnp.float32)
-    evidence = Evidence(log_prior, likelihood[..., None], weights, likelihood)
+    values = ObjectiveInputs(
+      log_prior, likelihood[..., None], weights, likelihood
+    )
     settings: dict[str, Any] = {"form": "joint"}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
-    lost = OBJECTIVES[self.objective].loss(evidence, **settings)
+    lost = OBJECTIVES[self.objective].loss(values, **settings)
     prior = jax.lax.stop_gradient(log_prior)
     log_p = jnp.where(is_read, prior, 0.0)
     entropy = -jnp.sum(jnp.exp(prior) * log_p, axis=-1)

@@ -25,7 +25,7 @@ from realm_jax.models.generative_reader import TextInputs
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.retriever import relevance
 from realm_jax.models.sequences import PAD_ID, padded
-from realm_jax.objectives.marginal import Evidence, Form, reader_loss
+from realm_jax.objectives.marginal import Form, ObjectiveInputs, reader_loss
 from realm_jax.objectives.masked_lm import (
   OBJECTIVES,
   Objective,
@@ -340,7 +340,7 @@ class TextToText(Stage):
       params = lax.stop_gradient(encoders.params["reader"])
       attended = reader.cross_attention(params, inputs.reader)
       target = getattr(attended, str(objective.target))
-    evidence = Evidence(
+    values = ObjectiveInputs(
       log_prior,
       single if found.single is None else found.single,
       weights,
@@ -348,11 +348,11 @@ class TextToText(Stage):
       found.fused,
     )
     if self.retrieval is None:
-      return WeightedLoss(reader_loss(evidence, form=self.loss_form), metrics)
+      return WeightedLoss(reader_loss(values, form=self.loss_form), metrics)
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
-    lost = objective.loss(evidence, **settings)
+    lost = objective.loss(values, **settings)
     prior = lax.stop_gradient(log_prior)
     entropy = -jnp.sum(jnp.exp(prior) * prior, axis=-1)
     metrics["candidate_entropy"] = Average.of(entropy)
