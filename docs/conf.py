@@ -46,6 +46,7 @@ Benchmarks <benchmarks/README>
 Extending <docs/extending>
 Troubleshooting <docs/troubleshooting>
 Map of the code <WORKSPACE>
+Contributing <CONTRIBUTING>
 ```
 
 ```{toctree}
@@ -66,6 +67,7 @@ root_doc = "README"
 include_patterns = [
   "README.md",
   "WORKSPACE.md",
+  "CONTRIBUTING.md",
   "benchmarks/*.md",
   "docs/**.md",
 ]
