@@ -1,4 +1,4 @@
-"""The flags of commands that compare systems, in a module that loads fast."""
+"""Flags of commands that compare systems, in a module that loads fast."""
 
 from absl import flags
 

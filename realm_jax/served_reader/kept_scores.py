@@ -74,7 +74,7 @@ class ScoreCache:
     return {key: row for key, row in found.items() if row is not None}
 
   def add(self, key: bytes, total: float, num_tokens: int) -> None:
-    """Saves a score at once, so a run that is killed does not pay for it twice."""
+    """Saves a score at once, so a restarted run does not pay for it again."""
     self._database.execute(
       "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)",
       (key, total, num_tokens),
