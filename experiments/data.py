@@ -113,8 +113,8 @@ class GeneratedWorlds:
       made_from += repr(self.chains)
     if path.exists() and (before := json.loads(path.read_text())) != made_from:
       raise RealmError(
-        f"{folder} has a world with settings {before} instead of {made_from}; "
-        "remove it, or choose another --output_dir"
+        f"{folder} has a world of other settings, {before} instead of "
+        f"{made_from}; remove it, or choose another --output_dir"
       )
     write_json(path, made_from)
     world, chains = world_lib.generate(config), None

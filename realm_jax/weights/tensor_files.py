@@ -64,8 +64,8 @@ def _open_shards(
     shard = index.parent / name
     if Path(name).name != name or not shard.is_file():
       raise WeightsError(
-        f"{index} names the shard {name!r}, which is not in the same folder; "
-        "copy all files of the model"
+        f"{index} names the shard {name!r}, which is not beside it; copy all "
+        "files of the model"
       )
     own = mapped(shard).items()
     tensors |= {key: t for key, t in own if shard_of.get(key, name) == name}
