@@ -113,7 +113,7 @@ class ServedLanguageModel:
     ):
       raise RealmError(
         f"READER_URL={self.reader_url!r}; want http://HOST:PORT/v1 without a "
-        "password: API_KEY_VARIABLE is the name of a variable with the key"
+        "password: API_KEY_VARIABLE names the variable with the key"
       )
 
   def text(

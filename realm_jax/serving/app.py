@@ -535,7 +535,7 @@ def listen(host: str, port: int) -> socket.socket:
   )
   if not is_loopback(listening.getsockname()[0]):
     logging.warning(
-      "The page listens on %s: anyone who can reach this machine can use it, "
+      "The page listens on %s: whoever reaches this machine can ask the model, "
       "unless --token is set; --host=127.0.0.1 allows only this machine",
       host,
     )
