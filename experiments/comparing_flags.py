@@ -6,7 +6,7 @@ from absl import flags
 def define(name: str) -> None:
   """Defines the flags of the command `experiments.NAME`."""
   flags.DEFINE_string(
-    "output_dir", f"out/{name}", "Directory of all runs and of the report."
+    "output_dir", f"out/{name}", "Directory of all runs and the report."
   )
   flags.DEFINE_integer(
     "seeds", 3, "Number of worlds, each with its seed.", lower_bound=1
