@@ -5,12 +5,13 @@
 
 The vectors are --num_blocks generated ones, or a trained run's, from a folder
 that `benchmarks.data.trained_vectors` has written. The systems are our exact
-search; ScaNN, with several numbers of leaves; FAISS with exact search, and with
-inverted lists of 4-bit product codes or RaBitQ codes, for several numbers of
-lists; and SymphonyQG. The package does not include FAISS's HNSW, the inverted
-lists by RaBitQ's authors, and SVS (benchmarks/peer_indexes.py). Systems whose
-library is missing are skipped. --system selects some. Each index is built in
-one process and searched in another, so their memory is measured separately.
+search, ScaNN with several numbers of leaves, FAISS, and SymphonyQG. FAISS uses
+exact search, and inverted lists of 4-bit product codes or RaBitQ codes with
+several numbers of lists. FAISS's HNSW, the inverted lists by RaBitQ's authors
+and SVS are also measured, but are not in the package
+(benchmarks/peer_indexes.py). Systems whose library is missing are skipped.
+--system selects some. Each index is built in one process and searched in
+another, so their memory is measured separately.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ def settings_of(
   """Returns the kind of a system's index, and settings to measure.
 
   The first settings are for builds. The others, parts of a `Tree`, are for
-  searches; if there are none, searches use the build's.
+  searches; without any, searches use the build's.
   """
   root = num_blocks**0.5
   common: Row = {"brute_force_below": 0}

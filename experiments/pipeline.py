@@ -228,7 +228,7 @@ class Steps:
 
 
 def markdown(rows: Sequence[Sequence[object]]) -> str:
-  """Returns rows, of which the first is the header, as a Markdown table."""
+  """Returns rows as a Markdown table; the first row is the header."""
   header, *body = (f"| {' | '.join(map(str, row))} |" for row in rows)
   rule = "| --- |" + " ---: |" * (len(rows[0]) - 1)
   return "\n".join([header, rule, *body])

@@ -1,4 +1,4 @@
-"""Plans the runs that rows need, some of which rows share.
+"""Plans the runs that rows need. Rows share some of their runs.
 
 Each seed has a folder with its runs:
 

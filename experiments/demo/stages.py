@@ -202,9 +202,8 @@ def follow_edits(
   built with a checkpoint's block tower.
 
   Returns:
-    The number of `edited` facts; the number of facts that were `known`, because
-    their questions were answered correctly before; and the number of known
-    facts whose new answer was `followed`.
+    Numbers of facts: all `edited` ones, those `known` before because their
+    questions were answered correctly, and known ones whose edit was `followed`.
   """
   edited = edit_facts(world, count=_NUM_EDITS, seed=0)
   folder = steps.folder / "edited_world"

@@ -118,8 +118,8 @@ def masked_lm_head(
 ) -> list[Module]:
   """Returns the modules of a masked-LM head.
 
-  `has_tied_decoder` is whether the head's decoder, if there is one, is a copy
-  of the word embeddings.
+  `has_tied_decoder` is whether the head's decoder, if any, is a copy of the
+  word embeddings.
   """
   ours, decoder = "masked_lm_head", f"{theirs}/decoder"
   table = [

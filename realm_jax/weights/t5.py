@@ -5,7 +5,7 @@
 | config.json and model.safetensors or pytorch_model.bin, whole or in shards | \
 T5, T5 1.1, LM-adapted, Flan-T5, mT5 |
 | config.json and pytorch_model.bin | Fusion-in-Decoder |
-| model.pth.tar, of which only `reader` is read | Atlas |
+| model.pth.tar (reads only its `reader`) | Atlas |
 | checkpoint, and folders of arrays | t5x |
 | model.ckpt-STEP.index, model.ckpt-STEP.data-… | Mesh TensorFlow, with T5 for \
 closed book |
