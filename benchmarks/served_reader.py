@@ -1,14 +1,14 @@
-"""Compares training by a served reader with the same reader within a run.
+"""Whether a served reader teaches a retriever what the same reader does inside.
 
     python -m benchmarks.served_reader --output_dir=out/served_reader
 
-In the demo's world, a T5 learns to read and to answer, and is then frozen. The
-inverse-cloze retriever is trained with the T5's likelihoods of the answers to
-training questions, once within the run, and once over HTTP from
-`harness/served_run.py`. Both runs search their initial snapshot. The report has
-the recall for test questions before and after, and the differences between the
-losses of the two runs. It takes about half an hour on two cores. For a quick
-test, pass --gin_file=experiments/gin/demo/quick.gin.
+In the demo's world a T5 learns to read and to answer, and stays as it is from
+then on. The retriever of inverse cloze then learns from its likelihoods of the
+training questions' answers, once inside of the run, and once over HTTP, from
+`harness/served_run.py`. Both search the snapshot that they begin with. The
+report has the recall of the test questions before and after, and how far the
+losses of the two runs are apart. About half an hour on two cores;
+--gin_file=experiments/gin/demo/quick.gin tries the machinery.
 """
 
 import json
@@ -37,7 +37,7 @@ _TRAINING: dict[str, Value] = {
   "WARMUP_STEPS": 40,
   "STEPS_AHEAD": 1,
   "SWAP_SNAPSHOTS": False,
-  # Dropout masks would differ with the number of components.
+  # Its masks would differ with the number of components.
   "DROPOUT_RATE": 0.0,
 }
 
@@ -81,7 +81,7 @@ def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
   steps = _steps(folder, gin_files)
   retriever = run(steps.train("inverse_cloze", "inverse_cloze"))
   reader = _reader(steps, retriever)
-  # Sizes that a gin file for a quick test binds.
+  # What a file binds that tries the machinery.
   sizes = {"NUM_STEPS", "BATCH_SIZE", "WARMUP_STEPS"} if gin_files else set()
   given = {n: value for n, value in _TRAINING.items() if n not in sizes}
   given["TRAIN_QUESTIONS"] = steps.path("world/questions-train.jsonl")
