@@ -152,8 +152,8 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     "Number of restarts before a failure is final. On this machine, it applies "
     "to the trainer and the builder, and is counted anew after each checkpoint "
     "or index. Elsewhere, it applies to jobs whose pods have restarted them in "
-    "vain. With --executor=gke, restarts after a preemption do not count, and a "
-    "user's error ends all jobs.",
+    "vain. With --executor=gke, restarts after a preemption do not count, and "
+    "a user's error ends all jobs.",
     lower_bound=0,
   )
 

@@ -271,7 +271,7 @@ def read(
     more = len(problems) - _LINES_IN_AN_ERROR
     raise WeightsError(
       f"{len(problems)} tensors and parameters do not fit; is config.json from "
-      "the same model? --ignore=REGEX, which matches whole names, leaves out "
+      "the same model? --ignore=REGEX, for whole names or paths, leaves out "
       "tensors, and starts parameters from random values:\n  "
       + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
       + (f"\n  and {more} more" if more > 0 else "")
