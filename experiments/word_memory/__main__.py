@@ -15,7 +15,7 @@ from absl import flags
 from realm_jax.configuration import command_line
 
 _DEMO_DIR = flags.DEFINE_string(
-  "demo_dir", "out/demo", "--output_dir of the demo."
+  "demo_dir", "out/demo", "The demo's --output_dir."
 )
 
 
