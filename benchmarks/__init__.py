@@ -2,6 +2,6 @@
 
 import os
 
-# As in `realm_jax/configuration/__init__.py`: before jax and TensorFlow are
-# imported.
+# Set before jax and TensorFlow are imported, as in
+# `realm_jax/configuration/__init__.py`.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

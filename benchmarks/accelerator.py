@@ -1,18 +1,18 @@
-"""Measures what training of the paper's size takes on one accelerator.
+"""Measures training at the paper's size on one accelerator.
 
     python -m benchmarks.accelerator --json=accelerator.json
 
-Inputs and weights are random, so that neither TensorFlow nor a corpus is
-needed. Three things are measured in bfloat16, in a few minutes:
+Inputs and weights are random, so neither TensorFlow nor a corpus is needed. In
+a few minutes, it measures three things in bfloat16:
 
-- the pre-training step (Guu et al. 2020, section 4.1), with the attention of
-  cuDNN and of XLA, for batches that double until they do not fit in memory;
-- the embedding of blocks of up to 288 wordpieces by a BERT-base tower, as the
-  index builder does it;
-- exact search of 13,353,718 vectors, which are the paper's blocks.
+- the pre-training step (Guu et al. 2020, section 4.1), with cuDNN's and XLA's
+  attention, with the batch doubled until it does not fit in memory;
+- embedding blocks of up to 288 wordpieces with a BERT-base tower, as in the
+  index builder;
+- exact search over 13,353,718 vectors, the paper's number of blocks.
 
-Rates are also shown as a part of the rate of a large matrix product. Other
-sizes, such as --layers=2 --hidden=64, try the script on CPUs.
+Rates are also shown relative to the rate of a large matrix product. To try the
+script on CPUs, use smaller sizes, such as --layers=2 --hidden=64.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _WARM_UP, _SEARCHES = 2, 10
 
 
 def steps(sizes: argparse.Namespace) -> list[dict[str, Any]]:
-  """Measures steps of doubled batches, until one does not fit in memory."""
+  """Measures steps, doubling the batch until it does not fit in memory."""
   found = []
   for attention in sizes.attentions:
     batch = sizes.batch
@@ -81,9 +81,9 @@ def steps(sizes: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def random_corpus(num_blocks: int, block_length: int, vocab: int) -> Corpus:
-  """Returns what the embedder reads of a corpus: random wordpieces.
+  """Returns a corpus of random wordpieces, for the embedder.
 
-  Lengths are spread evenly, and titles are empty.
+  Lengths are evenly spread, and titles are empty.
   """
   rng = np.random.default_rng(1)
   lengths = rng.integers(block_length // 4, block_length + 1, num_blocks)
@@ -170,7 +170,7 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
 
 
 def best(found: dict[str, Any]) -> list[list[object]]:
-  """Returns a row for each target: what was reached, and what was wanted."""
+  """Returns a row for each target, with the measured and the target value."""
   step = max(found["steps"], key=lambda step: step["part_of_product_rate"])
   measured = {
     "step": step["part_of_product_rate"],
@@ -194,8 +194,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     search_blocks=_NUM_BLOCKS,
   )
   given.pack, given.corpus_dir = True, None
-  # A process that has seen an accelerator keeps its memory, so that the steps,
-  # which run in processes of their own, come first.
+  # A process that has used an accelerator keeps its memory. So the steps, which
+  # run in separate processes, come first.
   found: dict[str, Any] = {"steps": steps(given)}
   found |= {
     "device": jax.devices()[0].device_kind,

@@ -1,15 +1,15 @@
-"""Fine-tunes MiniLM on judged passages, by us and by sentence-transformers.
+"""Fine-tunes MiniLM on judged passages, with ours and sentence-transformers.
 
     python -m benchmarks.contrastive --directory=out/contrastive
 
-XQuAD's and QED's questions find the paragraphs that they were asked about among
-those and WikiText-2's. Questions about two fifths of the paragraphs
-are held out. All systems train on the same pairs, with the same batch, steps,
-rate and schedule, and are evaluated by `realm_jax.evaluate`. MiniLM had seen
-SQuAD's and Natural Questions' training questions before, so the figures compare
-systems, and are not those of a retriever that has not.
+Questions from XQuAD and QED retrieve their paragraphs among these paragraphs
+and WikiText-2. Questions about two fifths of the paragraphs are held out. All
+systems train on the same pairs, with the same batch, steps, learning rate and
+schedule, and are evaluated by `realm_jax.evaluate`. MiniLM was trained on the
+training questions of SQuAD and Natural Questions, so the results compare
+systems, but are too high for a retriever that has not seen them.
 
-What --directory has is not made again. Nothing else should run meanwhile.
+Finished parts in --directory are reused. Nothing else should run meanwhile.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ _MINED = {"NUM_HARD_NEGATIVES": 3, "SWAP_SNAPSHOTS": False}
 
 
 class _Ours(NamedTuple):
-  """One of our runs: its recipe, what it binds, and the run it starts from.
+  """One of our runs: its recipe, its bindings, and the run it starts from.
 
-  A cross-encoder reads a few pairs for each query, and learns from scratch what
-  a pair is: it takes fewer queries and more steps.
+  A cross-encoder reads several pairs for each query, and learns from scratch
+  what a pair is, so it uses fewer queries and more steps.
   """
 
   recipe: str = "contrastive"
@@ -100,7 +100,7 @@ def write_data(texts_dir: Path, folder: Path) -> None:
     for number, (title, text) in enumerate(documents)
   ]
   queries = [
-    # Not the id of a document, which a query would not find.
+    # Must differ from documents' ids, because a query does not find its own id.
     {"_id": f"q{number}", "text": question}
     for number, (question, _, _) in enumerate(questions)
   ]
@@ -112,7 +112,7 @@ def write_data(texts_dir: Path, folder: Path) -> None:
 
 
 def _write_cross_encoder(minilm: Path, folder: Path) -> None:
-  """Writes MiniLM as a cross-encoder, whose classifier is yet to be learned."""
+  """Writes MiniLM as a cross-encoder with an untrained classifier."""
   config = json.loads((minilm / CONFIG).read_text())
   config["architectures"] = ["BertForSequenceClassification"]
   (folder / CONFIG).write_text(json.dumps(config | {"id2label": {"0": ""}}))
@@ -147,7 +147,7 @@ class _Comparison:
     return run
 
   def prepare(self) -> Path:
-    """Makes the data and the corpus; returns the run of MiniLM."""
+    """Prepares the data and the corpus; returns the run of MiniLM."""
     if not self.data.exists():
       write_data(self._given.texts_dir, self.data)
     start = self.imported("minilm", self.minilm)
@@ -161,9 +161,9 @@ class _Comparison:
     return start
 
   def start(self, name: str, seed: int) -> Path:
-    """Returns the run that another starts from.
+    """Returns the run from which another run starts.
 
-    That is MiniLM, MiniLM beside itself as a cross-encoder, or one of ours.
+    It is MiniLM, MiniLM with a cross-encoder from MiniLM, or one of our runs.
     """
     if name in _OURS:
       return self.folder(name, seed)
@@ -184,7 +184,7 @@ class _Comparison:
     return self.directory / f"{re.sub('[, ]+', '_', name)}_{seed}"
 
   def train(self, name: str, seed: int) -> tuple[Path, float]:
-    """Trains one of our runs; returns it, and its examples per second."""
+    """Trains one of our runs; returns its folder, and examples per second."""
     given, own = self._given, _OURS[name]
     start, run = self.start(own.start, seed), self.folder(name, seed)
     steps = given.steps * own.steps_factor
@@ -220,7 +220,7 @@ class _Comparison:
     return run, statistics.median(speeds)
 
   def train_peer(self, dtype: str, seed: int) -> tuple[Path, float]:
-    """Trains by sentence-transformers, and imports what it wrote."""
+    """Trains with sentence-transformers, and imports the result."""
     given, name = self._given, f"sentence_transformers_{dtype}_{seed}"
     weights = self.directory / f"{name}_weights"
     speed = weights / "speed.json"

@@ -1,18 +1,18 @@
-"""Measures how fast a corpus is embedded, against two systems in torch.
+"""Compares the speed of embedding a corpus with two systems in torch.
 
     python -m benchmarks.embedding --corpus_dir=CORPUS --json=embedding.json
 
-A sample of --blocks of the corpus, in their order, is embedded by a random BERT
-of MiniLM's size. The systems embed the blocks alternately, in --rounds, and
-their medians are reported:
+A BERT of MiniLM's size embeds a random sample of --blocks blocks, in the order
+of the corpus. The systems take turns for --rounds rounds, and their medians are
+reported:
 
-- ours: the index builder's embedder, in length buckets, with the products of
-  this platform;
-- ours, float32: the same with products in float32;
-- ours, padded: the same as ours, with every block padded to the longest;
+- ours: the index builder's embedder, in length buckets, with matrix products in
+  this platform's precision;
+- ours, float32: the same, with products in float32;
+- ours, padded: the same as ours, with every block padded to the longest one;
 - sentence-transformers, in float32 and in bfloat16: `encode` with MiniLM's
-  weights, in the environment of `make peers`. It sorts texts by their length,
-  and tokenizes them, which ours has done before;
+  weights, in the environment of `make peers`. It sorts texts by length and also
+  tokenizes them, which ours has done before;
 - Hugging Face: its BertModel, in batches of 32 in the order of the corpus, each
   padded to its longest block.
 """
@@ -62,14 +62,14 @@ _MINILM = BertRetriever(
 
 
 class Embedder(NamedTuple):
-  """Embeds all rows, padded to one of the lengths."""
+  """A function that embeds all rows, padded to one of the lengths."""
 
   embed_all: Callable[[], None]
   lengths: Sequence[int]
 
 
 def for_corpus(retriever: BertRetriever, corpus: Corpus) -> BertRetriever:
-  """Returns the retriever for the corpus's vocabulary."""
+  """Returns the retriever with the corpus's vocabulary."""
   words = corpus.vocabulary
   return retriever.for_vocabulary(
     vocab_size=words.size, separator_id=words.sep_id
@@ -79,7 +79,7 @@ def for_corpus(retriever: BertRetriever, corpus: Corpus) -> BertRetriever:
 def measure(
   corpus: Corpus, rows: Int[np.ndarray, " n"], directory: Path, *, rounds: int
 ) -> list[dict[str, Any]]:
-  """Measures the systems alternately; returns a row for each.
+  """Measures the systems in turns; returns a row for each.
 
   Args:
     corpus: Corpus of the blocks.
@@ -149,7 +149,7 @@ def measure(
         seconds[name].append(found["seconds"])
   measured = []
   for name, of_rounds in seconds.items():
-    # Compared within each round, so that the machine's other load cancels.
+    # Compared within each round, so other load on the machine cancels out.
     pairs = zip(of_rounds, seconds["ours"], strict=True)
     computed = ""
     if name in embedders:

@@ -1,4 +1,4 @@
-"""Flags of the benchmarks, from their defaults."""
+"""Flags of benchmarks, derived from their defaults."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ def parse(
   """Parses `--NAME=VALUE` for each default, and `--json=FILE`.
 
   Args:
-    doc: Text that --help shows.
-    argv: Arguments; None takes those of the process.
-    **defaults: Default of each flag, whose type it has. A type stands for a
-      flag that must be given, None for a path that may be, and a tuple for a
-      flag with several values.
+    doc: Text for --help.
+    argv: Arguments; None takes the process's.
+    **defaults: Default of each flag, which also determines its type. Instead of
+      a default, a type makes the flag required, None makes it an optional path,
+      and a tuple allows several values.
   """
   parser = argparse.ArgumentParser(
     description=doc, formatter_class=argparse.RawDescriptionHelpFormatter

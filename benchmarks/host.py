@@ -1,12 +1,12 @@
-"""Measures what the host does for a training step, in CPU time.
+"""Measures the CPU time that the host needs for a training step.
 
     python -m benchmarks.host --corpus_dir=CORPUS --patterns=PATTERNS.jsonl
 
-Examples are batches of tasks, which a thread takes that does nothing else.
-Features are what the retrieval's thread makes of blocks, here random ones:
-candidates of masked sentences, and which blocks have answers to CuratedTREC's
-questions (JSON Lines, as for the task open_qa_regex). Blocks are asked about
-for the first time, and again.
+`examples` is the time to read batches of tasks, in a thread that does nothing
+else. `features` is the time of the retrieval's thread for random blocks: it
+prepares candidates for masked sentences, and determines which blocks answer
+CuratedTREC's questions (JSON Lines, as for the task open_qa_regex). Blocks are
+measured on first use and again.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def _batches(
 
 
 def _milliseconds(function: Callable[[], Any], steps: int) -> list[float]:
-  """Measures a call in this thread, and in all threads."""
+  """Measures the CPU time of a call, in this thread and in all threads."""
   clocks = time.thread_time, time.process_time
   began = [clock() for clock in clocks]
   for _ in range(steps):

@@ -1,17 +1,17 @@
-"""Compares the speed, recall and memory of the indexes on the same vectors.
+"""Compares the speed, recall and memory of indexes on the same vectors.
 
     python -m benchmarks.index --directory=out/index
     python -m benchmarks.index --directory=out/index --vectors=out/vectors/demo
 
-The vectors are --num_blocks generated ones, or those of a trained run in a
-folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN,
-with several numbers of leaves, our exact search, and FAISS: inverted lists of
-4-bit product codes and of RaBitQ codes, with several numbers of lists, and
-exact search; and SymphonyQG. Peers that are not in the package are FAISS's
-HNSW, the inverted lists of RaBitQ's authors and SVS
-(benchmarks/peer_indexes.py). A system whose library is missing is left out.
---system chooses some. Each index is built in one process and searched in
-another, so that the memory of the build is measured alone.
+The vectors are --num_blocks generated ones, or a trained run's, from a folder
+that `benchmarks.data.trained_vectors` has written. The systems are our exact
+search, ScaNN with several numbers of leaves, FAISS, and SymphonyQG. FAISS uses
+exact search, and inverted lists of 4-bit product codes or RaBitQ codes with
+several numbers of lists. FAISS's HNSW, the inverted lists by RaBitQ's authors
+and SVS are also measured, but are not in the package
+(benchmarks/peer_indexes.py). Systems whose library is missing are skipped.
+--system selects some. Each index is built in one process and searched in
+another, so their memory is measured separately.
 """
 
 import dataclasses
@@ -46,12 +46,13 @@ Row = dict[str, Any]
 _K = 8
 _REPEATS = 5
 _RECALLS = (0.95, 0.99)
-# Numbers of leaves and of lists, as multiples of the root of the blocks.
+# Numbers of leaves or lists, as multiples of the square root of the number of
+# blocks.
 _FACTORS = (1, 2, 4, 8)
-# Numbers of lists that are searched, and of blocks that are scored again.
+# Numbers of lists to search, and numbers of blocks to score again.
 _LISTS = (4, 8, 16, 32, 64, 128, 256)
 _REORDERED = (50, 100, 200, 400, 800, 1600)
-# Numbers of blocks that a search of a graph keeps.
+# Numbers of blocks that a search in a graph keeps.
 _KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _GRAPHS = ("hnsw", "svs")
 _OWN = ("scann", "exact", "faiss_pq", "faiss_rabitq", "faiss_flat")
@@ -63,8 +64,8 @@ def settings_of(
 ) -> tuple[str, list[Row], list[Row]]:
   """Returns the kind of a system's index, and settings to measure.
 
-  The first ones are those of its builds. The others, parts of a `Tree`, are
-  those of the searches; without any, they are the build's.
+  The first settings are for builds. The others, parts of a `Tree`, are for
+  searches; without any, searches use the build's.
   """
   root = num_blocks**0.5
   common: Row = {"brute_force_below": 0}
@@ -147,10 +148,10 @@ def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
 def search(
   folder: Path, saved: Path, kind: str, parameters: Row, searches: list[Row]
 ) -> list[Row]:
-  """Loads the index, and searches all queries in a batch, with each setting.
+  """Loads the index, and searches for a batch of all queries by each setting.
 
-  As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
-  with the first search, which reads the mapped files and compiles.
+  As in a trainer, ScaNN searches in a separate process. `load_seconds` includes
+  the first search, which reads the mapped files and compiles.
   """
   blocks, (_, queries) = _blocks(folder), index_vectors.queries(folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
@@ -186,7 +187,7 @@ def search(
 
 
 def report(measured: Sequence[Row]) -> str:
-  """Formats the fastest row of each system that reaches each recall."""
+  """Formats, for each recall, the fastest row of each system with it."""
   names = ("system", "recall_at_8", "queries_per_second", "build_seconds")
   names += ("load_seconds", "build_memory_gb", "num_leaves", "parameters")
   lines: list[list[object]] = [["wanted", *names]]
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RealmError as error:
       line = f"{system} is left out: {error}"
     print(line, file=sys.stderr, flush=True)
-    # What is measured is kept if a later system does not end.
+    # Written here, so results are kept if a later system does not end.
     if given.json:
       write_json(given.json, {"vectors": folder.name, "rows": measured})
   print(report(measured))

@@ -1,18 +1,19 @@
-"""Compares our values with those of the systems that we import weights from.
+"""Compares our values with the systems from which we import weights.
 
     make parity
     python -m benchmarks.parity --json=parity.json
 
-Random Hugging Face REALM models of BERT-base size are made in the environment
-of `make peers`, with their outputs, losses and gradients. They are imported,
-and our values are compared with theirs. So are those of T5, with what greedy
-and beam search write, and the vectors of MiniLM, and of models that we export,
-with those of sentence-transformers. The wordpieces of
-real texts are compared with both of Hugging Face's BERT tokenizers, and the
-loss and optimizer with the published rules. Without real texts
-(`benchmarks/README.md` lists them), the tokenizers are skipped. The exit status
-is 1 if a comparison fails.
-Everything is computed in float32. It takes six minutes of one core, 6 GB of
+Random Hugging Face REALM models of BERT-base size are created in the
+environment of `make peers`, with outputs, losses and gradients. They are
+imported, and our values are compared with theirs. The same is done for T5,
+including the outputs of greedy and beam search. Vectors of MiniLM, and of
+models that we export, are compared with sentence-transformers. The wordpieces
+of real texts are compared with both of Hugging Face's BERT tokenizers, and the
+loss and optimizer with the published rules. Without real texts (listed in
+`benchmarks/README.md`), the tokenizers are skipped. The exit status is 1 if a
+comparison fails.
+
+Everything is computed in float32. It takes six minutes on one core, 6 GB of
 temporary disk space and 8 GB of memory.
 """
 
@@ -38,7 +39,7 @@ from realm_jax.text.wordpieces import WordpieceVocabulary
 
 
 def comparisons(texts_dir: Path) -> Iterator[Row]:
-  """Yields all comparisons; those of tokens if there are real texts.
+  """Yields all comparisons; without real texts, skips tokens.
 
   Raises:
     PeerError: The other systems are not installed, or failed.
@@ -65,10 +66,11 @@ def comparisons(texts_dir: Path) -> Iterator[Row]:
 def compare_tokens(
   data_set: str, texts: list[str], vocab: Path, folder: Path
 ) -> list[Row]:
-  """Compares wordpieces with those of both of Hugging Face's tokenizers.
+  """Compares wordpieces with both of Hugging Face's tokenizers.
 
-  TensorFlow Text normalizes text by NFKC and case folding, as did Google's
-  released open QA. Theirs cannot, so that they are given normalized text.
+  TensorFlow Text normalizes text by NFKC and case folding, like Google's
+  released open QA. Hugging Face's tokenizers cannot, so they get normalized
+  text.
   """
   pieces = read_vocabulary(vocab).pieces
   folded = [unicodedata.normalize("NFKC", text).casefold() for text in texts]
@@ -99,7 +101,7 @@ def _split(ids: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the comparisons."""
   given, rows = flags.parse(__doc__, argv, texts_dir=TEXTS_DIR), []
-  # By default GPUs and TPUs round float32 products to fewer bits.
+  # By default, GPUs and TPUs round float32 products to fewer bits.
   with jax.default_matmul_precision("highest"):
     for row in comparisons(given.texts_dir):
       print(row, flush=True)

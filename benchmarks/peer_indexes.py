@@ -1,10 +1,10 @@
-"""Indexes of other libraries, for `benchmarks.index` to measure beside ours.
+"""Indexes of other libraries, to compare in `benchmarks.index`.
 
-Two are graphs, on which a query walks from block to block and keeps the `ef`
-best: FAISS's HNSW and SVS's Vamana. One is the inverted lists of RaBitQ's
-authors. Each is an `IndexConfig`, so that it is built, loaded and
-searched as the package's own are. `pip install faiss-cpu rabitqlib scalable-vs`
-brings the libraries.
+Two are graphs, in which a query walks from block to block and keeps the `ef`
+best: FAISS's HNSW and SVS's Vamana. The third is the inverted lists by RaBitQ's
+authors. Each is an `IndexConfig`, so it is built, loaded and searched like the
+package's indexes. `pip install faiss-cpu rabitqlib scalable-vs` installs the
+libraries.
 """
 
 import abc
@@ -25,12 +25,12 @@ from realm_jax.indexes.protocol import (
 )
 
 _THREADS = os.cpu_count() or 1
-# From queries, k and what is searched to rows and scores.
+# Function from queries, k and the extent of the search to rows and scores.
 _Search = Callable[[np.ndarray, int, Tree], tuple[np.ndarray, np.ndarray]]
 
 
 class PeerIndex(TreeIndex):
-  """Searches with a function of a library."""
+  """An index that searches with a function of a library."""
 
   def __init__(self, blocks: Blocks, num_lists: int, search: _Search):
     self.num_blocks, self.dim = blocks.embedded().shape
@@ -43,13 +43,13 @@ class PeerIndex(TreeIndex):
 
 @dataclasses.dataclass(frozen=True)
 class PeerConfig(IndexConfig):
-  """Builds with a library, through its files.
+  """An index that a library builds and stores in files.
 
   Attributes:
     degree: Number of edges of each block in a graph.
-    ef_construction: Number of blocks that a search of the build keeps.
-    num_lists: Number of inverted lists, 1 for a graph.
-    bits: Bits of a vector's code in each dimension, 32 for the vector itself.
+    ef_construction: Number of blocks that a search during the build keeps.
+    num_lists: Number of inverted lists; 1 for a graph.
+    bits: Number of bits for each dimension of a vector; 32 stores the vector.
   """
 
   module: ClassVar[str]
@@ -64,7 +64,10 @@ class PeerConfig(IndexConfig):
 
   @abc.abstractmethod
   def read(self, library: Any, path: str) -> _Search:
-    """Reads them; a graph keeps as many blocks as the `Tree` reorders."""
+    """Reads the files.
+
+    In a graph, a search keeps the number of blocks that the `Tree` reorders.
+    """
 
   def build(self, blocks: Blocks, directory: Path | None = None) -> PeerIndex:
     """Builds the index with all vectors in memory."""
@@ -84,7 +87,7 @@ class PeerConfig(IndexConfig):
 
 
 class HnswConfig(PeerConfig):
-  """FAISS's HNSW over the vectors."""
+  """FAISS's HNSW, with whole vectors."""
 
   kind: ClassVar[str] = "hnsw"
   module: ClassVar[str] = "faiss"
@@ -138,7 +141,7 @@ class RabitqConfig(PeerConfig):
 
 
 class SvsConfig(PeerConfig):
-  """SVS's Vamana, a graph, over vectors or codes of 4 + 8 bits (LVQ)."""
+  """SVS's Vamana, a graph, with vectors or codes of 4 + 8 bits (LVQ)."""
 
   kind: ClassVar[str] = "svs"
   module: ClassVar[str] = "svs"
@@ -153,7 +156,7 @@ class SvsConfig(PeerConfig):
       source = library.LVQLoader(loader, primary=4, residual=8)
     index = library.Vamana.build(
       library.VamanaBuildParameters(
-        # Below 1, as the documentation says of inner products.
+        # Below 1, as the documentation requires for inner products.
         alpha=0.95,
         graph_max_degree=self.degree,
         window_size=self.ef_construction,

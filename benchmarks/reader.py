@@ -1,13 +1,13 @@
-"""Compares Fusion-in-Decoder's step and what it writes with torch's.
+"""Compares training and generation of Fusion-in-Decoder with torch.
 
     python -m benchmarks.reader --json=reader.json
 
-Each system is measured in a process of its own, one after the other, in
---rounds; the medians are reported. All have the same random weights and read
-the same passages, whose lengths are from half of --length to all of it. Beside
-ours, with the products of this platform and with those in float32, the systems
-in the environment of `make peers` are those of `harness/peers/reader.py`:
-Fusion-in-Decoder as it was published, and a good one in float32 and bfloat16.
+Each system is measured in a separate process, one after the other, for --rounds
+rounds; the medians are reported. All have the same random weights and read the
+same passages, with lengths from half of --length to --length. Ours is measured
+with matrix products in this platform's precision and in float32. The others run
+in the environment of `make peers` (`harness/peers/reader.py`):
+Fusion-in-Decoder as published, and a tuned version in float32 and bfloat16.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer
 from realm_jax.weights.t5 import read_t5
 
-# T5's small.
+# T5 small.
 SIZES = {
   "layers": 6,
   "hidden": 512,
@@ -51,7 +51,7 @@ SIZES = {
   "target": 16,
 }
 _OURS = {"ours": None, "ours, float32": "float32"}
-# What is measured, with arguments of the peers; and targets of our speed.
+# Measurements, with arguments for the peers; and targets for our speed.
 _STEPS = {
   "torch, float32": ("tuned", "--dtype=float32"),
   "torch, bfloat16": ("tuned", "--dtype=bfloat16"),
@@ -72,7 +72,7 @@ _TARGETS = {
 def measure(
   folder: Path, steps: int, num_beams: int, precision: str | None
 ) -> dict[str, Any]:
-  """Measures our step, or what we write with `num_beams` beams, if any."""
+  """Measures our step, or our generation if `num_beams` is set."""
   jax.config.update("jax_default_matmul_precision", precision)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
@@ -138,7 +138,7 @@ def measure(
 
 
 def _timed(function: Callable[[], Any], steps: int) -> tuple[list[float], Any]:
-  """Returns the seconds of calls after the first, and the last one's result."""
+  """Returns the times of calls after the first, and the last call's result."""
   seconds, found = [], None
   for _ in range(steps + 1):
     start = time.perf_counter()
@@ -182,7 +182,7 @@ def compare(
         "seconds": statistics.median(seconds),
         "peak_memory_gb": own["peak_memory_gb"],
         "loss_or_same_texts": str(agrees),
-        # Compared within each round, so that the machine's load cancels.
+        # Compared within each round, so load on the machine cancels out.
         "ours_is_faster": statistics.median(ratios),
         "target": _TARGETS.get(name, ""),
       }

@@ -1,18 +1,18 @@
-"""Measures what retrieval and a refreshed index add to training steps.
+"""Measures the cost of retrieval and of a refreshed index in training steps.
 
     python -m benchmarks.refresh --directory=out/refresh --json=refresh.json
 
 - Retrieval: pre-training with the demo's recipe and ScaNN alternates between
-  runs that search, and runs that are given the batches of the one before,
-  because the machine's other load varies.
+  runs that search, and runs that reuse the batches of the previous run, because
+  other load on the machine varies.
 - Swaps: a small model is pre-trained with ScaNN over a million blocks, which
-  searches in a process of its own. Snapshots are published during the run;
+  searches in a separate process. Snapshots are published during the run, and
   each is verified, loaded and swapped in while training continues. The longest
-  step from its publication until after the swap is compared with the median
-  step before it.
+  step from the publication until after the swap is compared with the median
+  step before.
 
-Texts and vectors are generated, so that nothing has to be embedded, and are
-kept in --directory.
+Texts and vectors are generated, so nothing has to be embedded, and are kept in
+--directory.
 """
 
 import dataclasses
@@ -62,13 +62,13 @@ from realm_jax.training.stages.stage import Features
 
 Row = dict[str, float]
 
-# Steps of a run with or without retrieval, and those at its start that are not
-# measured.
+# Number of steps of a run with or without retrieval, and number of steps at the
+# start that are not measured.
 _RUN_STEPS, _FIRST_STEPS = 60, 10
-# Steps between publications, in which a snapshot must be swapped in.
+# Number of steps between publications, in which a snapshot must be swapped in.
 _BETWEEN = 200
-# Numbers of steps before a publication whose median is the reference, and of
-# steps after a swap in which the old index is still being freed.
+# Number of steps before a publication, whose median is the reference; and
+# number of steps after a swap, in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
 _QUERY_LENGTH = 16
@@ -97,7 +97,7 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     recipe = "experiments/gin/demo/pretrain.gin"
     parsed = configuration.parsed(TrainConfig, [recipe], given)
     config = parsed.build(TrainConfig)
-    # Without steps, a run writes the checkpoint of its first snapshot.
+    # With 0 steps, a run writes the checkpoint for its first snapshot.
     trainer.train(dataclasses.replace(config, num_steps=0))
     recipes = ["gin/runs/build_index.gin", "experiments/gin/demo/model.gin"]
     command = gin_command("build_index", recipes, "--once", **folders)
@@ -141,7 +141,7 @@ def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
 def _make_snapshots(
   directory: Path, corpus: Corpus, index: IndexConfig, *, count: int
 ) -> list[Path]:
-  """Makes snapshots 0, 1, … of synthetic vectors, unless they exist already.
+  """Builds snapshots 0, 1, … of synthetic vectors, unless they exist.
 
   Args:
     directory: Folder of vectors and snapshots.
@@ -186,7 +186,7 @@ def measure_swaps(
   assemble = Pretraining.features
 
   def publish(stage: Pretraining, *given: Any) -> Features:
-    """Publishes a snapshot if it is due, by a rename as a build does."""
+    """Publishes a snapshot if it is due, by a rename as in a build."""
     published, is_due = divmod(next(steps), _BETWEEN)
     if is_due == 0 and published <= swaps:
       os.rename(ready[published - 1], store.path(published))
@@ -221,7 +221,7 @@ def measure_swaps(
 
 
 def _link(source: Path, target: Path, *, step: int) -> Path:
-  """Links the files of a snapshot under another step."""
+  """Links the files of a snapshot as another step's."""
   manifest = SnapshotStore(source.parent).manifest(int(source.name))
   shutil.copytree(source, target, copy_function=os.link)
   manifest = dataclasses.replace(manifest, step=step)
@@ -233,7 +233,7 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
 def _swap(rows: Sequence[Row], snapshot: int) -> Row:
   """Summarizes the steps from a publication until after its swap."""
   milliseconds = 1e3 * np.array([row["step_seconds"] for row in rows])
-  # A step's batch is made, and what it searches chosen, in the step before.
+  # The batch and the snapshot of a step are chosen during the previous step.
   first, last = (
     next(i for i, row in enumerate(rows) if row[name] == snapshot) - 1
     for name in ("published", "snapshot")
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   if not (texts / "corpus").exists():
     demo_corpus.make_corpus(texts, scale=given.large_scale)
   corpus = Corpus.open(texts / "corpus")
-  # The power of two next to the square root: 1,024 for a million blocks.
+  # The power of two closest to the square root: 1,024 for a million blocks.
   num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
   index = ScannConfig(
     below_target=True,
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_leaves_searched=8,
     num_reordered=200,
   )
-  # They are published alternately.
+  # Published alternately.
   made = _make_snapshots(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   print("a step with retrieval (target: a ratio of at most 1.1)")

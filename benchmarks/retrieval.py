@@ -1,13 +1,13 @@
-"""Measures BM25, and a retriever beside it, in XQuAD's eight languages.
+"""Measures BM25, and optionally a retriever, in XQuAD's eight languages.
 
     python -m benchmarks.retrieval --directory=out/xquad
     python -m benchmarks.retrieval --directory=out/xquad --model_dir=runs/minilm
 
-Each language becomes a folder in BEIR's format, `--directory`/LANGUAGE: its
-paragraphs are the documents, and a question's own paragraph is the relevant one
-(titles, which are English in all, are left out). The corpus of BM25 has a
-vocabulary that was trained on it; that of the retriever in `--model_dir`, such
-as an import of a multilingual model, has the retriever's own.
+Each language becomes a folder in BEIR's format, `--directory`/LANGUAGE. Its
+paragraphs are the documents, and a question's own paragraph is relevant.
+Titles, which are always English, are omitted. BM25's corpus has a vocabulary
+that was trained on it. The corpus of the retriever in `--model_dir`, such as an
+imported multilingual model, has the retriever's vocabulary.
 """
 
 import json
@@ -65,7 +65,7 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
 
 
 def measure_bm25(folder: Path) -> dict[str, Any]:
-  """Returns the metrics of BM25 over the corpus of a folder."""
+  """Returns the metrics of BM25 for the corpus of a folder."""
   corpus = _corpus(folder, "bm25", "train:8000")
   blocks = Blocks(
     num_blocks=corpus.num_blocks,
@@ -90,9 +90,10 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
 
 
 def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
-  """Returns the metrics of a retriever over a folder's corpus.
+  """Returns the metrics of a retriever for the corpus of a folder.
 
-  None if a command refuses it, as where the vocabulary lacks the script.
+  Returns None if a command fails, for example because the vocabulary lacks the
+  script.
   """
   corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
   snapshots, output_dir = folder / "snapshots", folder / model_dir.name

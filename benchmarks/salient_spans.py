@@ -2,10 +2,10 @@
 
     python -m benchmarks.salient_spans
 
-`spans` is their number in 100 words, or in 200 characters of Chinese and Thai.
-`equal` is the share of XQuAD's 1,190 answers that equal a tagged span of their
-paragraph, and `ceiling` the share of those that are a number, or that the 240
-paragraphs have in another place. Titles, which are English, are left out.
+`spans` is the number of spans in 100 words, or in 200 characters of Chinese and
+Thai. `equal` is the share of XQuAD's 1,190 answers that equal a tagged span of
+their paragraph. `ceiling` is the share of answers that are a number, or occur
+elsewhere in the 240 paragraphs. Titles, which are English, are omitted.
 """
 
 import re

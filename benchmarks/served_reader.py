@@ -24,7 +24,7 @@ from experiments.readers.comparison import ReaderSteps
 from realm_jax.configuration import command_line
 
 _OUTPUT = flags.DEFINE_string(
-  "output_dir", "out/served_reader", "Directory of all runs and of the report."
+  "output_dir", "out/served_reader", "Directory of all runs and the report."
 )
 _GIN = "experiments/gin"
 _TRAINING: dict[str, Value] = {
@@ -46,7 +46,7 @@ _TRAINING: dict[str, Value] = {
 
 
 def _steps(folder: Path, gin_files: Sequence[str]) -> ReaderSteps:
-  """Returns the steps of a T5 in the demo's world, with those of this file."""
+  """Returns the steps of a T5 in the demo's world, with settings from here."""
   steps = ReaderSteps("fid", folder, 0, gin_files)
   readers = [f"{_GIN}/readers/{name}.gin" for name in ("model", "questions")]
   demo = [f"{_GIN}/demo/model.gin"]
@@ -131,7 +131,7 @@ def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Compares, and writes and prints the report."""
+  """Runs the comparison; writes and prints the report."""
   del argv
   folder = Path(_OUTPUT.value)
   found = compare(folder, flags.FLAGS.gin_file)

@@ -1,13 +1,13 @@
-"""Loads a service as programs do that train on what it retrieves.
+"""Puts a service under the load of programs that train on its results.
 
     python -m benchmarks.serving --model_dir=out/demo/open_qa
 
-Clients that each wait for their answer send queries of random sentences of the
-corpus to `/retrieve`, for `--seconds`. An imported run, which records no
-corpus, needs `--corpus_dir` and `--bindings BLOCK_LENGTH=…`. Reported are how
-many were answered and refused, how long they took, and by how much the resident
-memory of the service grew beyond what it was when nobody asked. With
-`--feedback=1` the service logs what it draws, and each client sends rewards.
+For `--seconds`, clients send queries to `/retrieve`, which are random sentences
+of the corpus. Each client waits for its response. An imported run, which has no
+record of its corpus, needs `--corpus_dir` and `--bindings BLOCK_LENGTH=…`. The
+report has the numbers of answered and refused requests, their latency, and the
+growth of the service's resident memory since it was idle. With `--feedback=1`,
+the service samples and logs its results, and each client sends rewards.
 """
 
 import re
@@ -35,14 +35,14 @@ _LOOK_SECONDS = 0.05
 
 
 def resident_gb(pid: int) -> float:
-  """Returns the memory of a process that no file on a disk backs."""
+  """Returns a process's memory that is not backed by files on a disk."""
   status = Path(f"/proc/{pid}/status").read_text()
   found = re.search(r"RssAnon:\s+(\d+) kB", status)
   return int(found[1]) / 1e6 if found else 0.0
 
 
 def random_sentences(given: Any, count: int) -> list[str]:
-  """Returns sentences of random blocks of the run's corpus."""
+  """Returns random sentences from the run's corpus."""
   run = load(
     given.model_dir, corpus_dir=given.corpus_dir, bindings=given.bindings
   )
@@ -55,9 +55,11 @@ def random_sentences(given: Any, count: int) -> list[str]:
 def crowd(
   url: str, queries: Sequence[str], given: Any
 ) -> tuple[list[float], list[int], list[float]]:
-  """Returns the seconds of answered requests, and the status of the others.
+  """Sends requests from several clients.
 
-  Then come the seconds of requests that sent rewards.
+  Returns:
+    The times of answered requests, the status codes of the others, and the
+    times of requests that sent rewards.
   """
   seconds: list[float] = []
   of_rewards: list[float] = []

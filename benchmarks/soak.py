@@ -1,21 +1,21 @@
-"""Injects faults into a run at random moments and checks its result.
+"""Injects faults into a run at random times, and checks its result.
 
     python -m benchmarks.soak --json=soak.json
     python -m benchmarks.soak --storage=bucket --faults=30
 
-A run with WAIT_FOR_SNAPSHOTS and exact search is done once undisturbed. Then
-the same run is repeated while its processes are killed, its published files are
-damaged or removed, and its builder is suspended or meets a full disk. The
-commands restart what ends, until the run is complete, and nobody else does. Its
-loss curve and last checkpoint must equal those of the undisturbed run bit for
-bit. A third run searches ScaNN, whose process is killed as well. It is a
-problem if a command gives up, or if a run is too short for its faults.
+First, a run with WAIT_FOR_SNAPSHOTS and exact search completes undisturbed.
+Then the same run is repeated while its processes are killed, its published
+files are damaged or removed, and its builder is suspended or its disk is full.
+Only the commands themselves restart processes, until the run is complete. Its
+loss curve and last checkpoint must equal the undisturbed run's, bit for bit. A
+third run searches with ScaNN, whose process is also killed. The test fails if a
+command gives up, or if a run is too short for its faults.
 
-From what the kills have cost, it computes the goodput of a run that has one an
-hour: the share of its time that is steps counted once.
+From the cost of the kills, it computes the goodput of a run with one kill an
+hour: the share of its time that is spent on steps, counting each step once.
 
-With `--storage=bucket` the disturbed run has its corpus and MODEL_DIR in an
-object store on this machine, whose requests fail, hang or lose their answers.
+With `--storage=bucket`, the disturbed run has its corpus and MODEL_DIR in an
+object store on this machine, whose requests fail, hang or lose their responses.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ from harness.pretraining import Run
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
 
-# Checkpoints at the end without faults, so that no fault comes too late.
+# Number of last checkpoints without faults, so that no fault comes too late.
 _QUIET_CHECKPOINTS = 8
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3
-# Share of the faults on a disk that a run with ScaNN meets.
+# Share of the faults on a disk that are for the run with ScaNN.
 _OF_SCANN = 0.25
-# A given tree, because so few blocks would otherwise be searched without one.
+# Explicit settings, because a small number of blocks gets no tree by default.
 _TREE = {
   "brute_force_below": 0,
   "below_target": True,
@@ -70,20 +70,20 @@ def _run(
   num_faults: int,
   store: ObjectStore | None = None,
 ) -> Run:
-  """Returns a run that is long enough for a number of faults."""
+  """Returns a run that is long enough for some number of faults."""
   tree = _TREE if index == "SCANN" else {}
   checkpoints = (
     max(6, num_faults // _FAULTS_PER_CHECKPOINT) + _QUIET_CHECKPOINTS
   )
   environment = {
-    # Otherwise each start of a trainer would compile for ten seconds.
+    # Otherwise each restarted trainer would compile for ten seconds.
     "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "REALM_JAX_CACHE_DIR": str(directory / "cache"),
     # A hanging request is repeated after this time.
     "REALM_JAX_REQUEST_TIMEOUT_SECONDS": "5",
     **os.environ,
-    # With limited files, only the beginning of a module would be written.
+    # With limited file sizes, truncated modules would be written.
     "PYTHONDONTWRITEBYTECODE": "1",
     # This variable identifies the processes of the run.
     "REALM_SOAK": str(directory / name),
@@ -104,7 +104,7 @@ def _run(
 def soak(
   directory: Path, num_faults: int, *, in_bucket: bool, seed: int
 ) -> dict[str, Any]:
-  """Does the undisturbed run on the disk, and a disturbed one for each index.
+  """Runs undisturbed on the disk, then disturbed for each index.
 
   Args:
     directory: Empty folder.
@@ -123,7 +123,7 @@ def soak(
   step_seconds = result["unbroken"]["seconds"] / unbroken.num_steps
   with ObjectStore() if in_bucket else contextlib.nullcontext() as store:
     if store is not None:
-      # This process reads what the runs have left.
+      # This process reads the files of the runs.
       os.environ.update(store.environment)
       upload_directory(corpus_dir, store.path("corpus"))
     for index, count in counts.items():
@@ -154,12 +154,12 @@ def _draw_faults(
   cycle_seconds: float,
   seed: int,
 ) -> list[Fault]:
-  """Draws random faults, equally many of each kind, spread over a run.
+  """Draws random faults, spread over a run, with the same number of each kind.
 
-  Each comes at a random time within two cycles after a random checkpoint (a
-  cycle is save, embed, publish, load and the steps between checkpoints), so
-  that some come soon after another, while processes are starting. The last
-  checkpoints have no faults.
+  Each fault happens at a random time within two cycles after a random
+  checkpoint, where a cycle is save, embed, publish, load and the steps between
+  checkpoints. So some faults happen soon after another, while processes are
+  starting. The last checkpoints have no faults.
   """
   rng = np.random.default_rng(seed)
   limit = run.num_steps - _QUIET_CHECKPOINTS * _SAVE_EVERY_STEPS
@@ -175,7 +175,7 @@ def _draw_faults(
 
 
 def _metrics(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
-  """Does a run, and returns what happened, with the values that JSON knows."""
+  """Completes a run, and returns what happened, as JSON values."""
   began = time.monotonic()
   outcome = finish(run, planned)
   faults = outcome["faults"]
@@ -193,7 +193,7 @@ def _metrics(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
 
 
 def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
-  """Returns a start's cost, and the goodput of a run with one an hour."""
+  """Returns the cost of a restart, and the goodput with one restart an hour."""
   spent = verdict.seconds(run)
   lost = spent["start"] + spent["compile"] + spent["repeat"]
   each = lost / (1 + len(restarts["trainer"]))
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
   if given.storage not in ("disk", "bucket"):
     sys.exit(f"--storage={given.storage}; want disk or bucket")
-  # The jobs are ended on the way out.
+  # Exits by an exception, so that jobs are ended.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
   folder = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   print(f"runs and logs are in {folder}")

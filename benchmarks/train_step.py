@@ -2,13 +2,13 @@
 
     python -m benchmarks.train_step --json=train_step.json
 
-Each step is measured in a process of its own, so that its memory is measured
-alone, one after the other, in --rounds; the medians are reported. Beside ours,
-with the products of this platform and with those in float32, the steps in the
-environment of `make peers` are those of `harness/peers/step.py`: a good one in
-float32 and in bfloat16, and that of Hugging Face. With --corpus_dir (a corpus
-with BERT's vocabulary and --block_length=288), our step is also measured on
-real text, packed and padded. A step of the paper's size on an accelerator:
+Each step is measured in a separate process, because of its memory, one after
+the other for --rounds rounds; the medians are reported. Ours is measured with
+matrix products in this platform's precision and in float32. The others run in
+the environment of `make peers` (`harness/peers/step.py`): a tuned step in
+float32 and bfloat16, and Hugging Face's. With --corpus_dir (a corpus with
+BERT's vocabulary and --block_length=288), our step is also measured on real
+text, packed and padded. A step of the paper's size on an accelerator:
 
     python -m benchmarks.train_step --dtype=bfloat16 --layers=12 --hidden=768 \
       --heads=12 --inner=3072 --block=288 --joint=352 --batch=16 --rounds=1
@@ -66,7 +66,7 @@ SIZES = {
   "dropout": 0.1,
 }
 _REAL_TEXT = {"query": 64, "block": 288, "joint": 352}
-# Arguments of the steps in torch.
+# Arguments for the steps in torch.
 _PEERS = {
   "torch, float32": ("tuned", "--dtype=float32"),
   "torch, bfloat16": ("tuned", "--dtype=bfloat16"),
@@ -75,7 +75,7 @@ _PEERS = {
 _TARGETS = {"torch, float32": "≥ 1.3", "torch, bfloat16": "≥ 1.1"}
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
-# Rows, inner size and columns of a step's products.
+# Rows, inner size and columns of a step's matrix products.
 _STEP_PRODUCTS = ((12288, 256, 1024), (12288, 1024, 256))
 
 
@@ -107,12 +107,12 @@ def random_parameters(retriever: BertRetriever) -> Any:
 def batches_of(
   given: argparse.Namespace, count: int
 ) -> Iterator[PretrainingBatch]:
-  """Yields batches, of real text if there is a corpus.
+  """Yields batches, with real text if there is a corpus.
 
-  Of the corpus they are random sentences with random blocks as candidates.
-  Otherwise a random batch without padding is repeated, whose titles are empty,
-  so that the reader's input is the query and the whole body. Candidate 0 is the
-  null block.
+  With a corpus, queries are random sentences, and candidates are random blocks.
+  Without one, this repeats a random batch without padding and with empty
+  titles, so the reader's input is the query and the whole body. Candidate 0 is
+  the null block.
   """
   rng = np.random.default_rng(0)
 
@@ -156,10 +156,10 @@ def useful(
 ) -> Any:
   """Returns the useful tokens and FLOPs of a step.
 
-  Useful tokens are those that are not padding. The FLOPs are three times those
-  of the forward pass's matrix products on them. A block that several queries
-  share, such as the null block, counts once in the tower. Words are scored only
-  at the masks.
+  Useful tokens are all tokens except padding. Useful FLOPs are three times the
+  FLOPs of the forward pass's matrix products on these tokens. A block that
+  several queries share, such as the null block, counts once in the tower. Words
+  are scored only at the masks.
   """
   assert batch.candidates is not None
   query, candidates = batch.query, np.asarray(batch.candidates.tokens)
@@ -182,7 +182,7 @@ def measure_step(
 ) -> dict[str, Any]:
   """Compiles, runs and times our step, and then matrix products.
 
-  `precision` is that of products in jax.
+  `precision` is jax's precision of matrix products.
   """
   jax.config.update("jax_default_matmul_precision", precision)
   cpu_tuning.disable_async_dispatch()
@@ -192,8 +192,8 @@ def measure_step(
   mesh = make_mesh(devices=jax.devices()[:1])
   layout = PackingLayout(mesh)
   if given.pack:
-    # The step is compiled for as many rows as hold half of the batches, and as
-    # hold each.
+    # The step is compiled for two numbers of bins: enough for half of the
+    # batches, and enough for all.
     needed = jax.jit(lambda batch: needed_bins(_STAGE.inputs(models, batch)))
     rows = np.array([needed(batch) for batch in batches])
     counts = np.ceil(np.median(rows, axis=0)), np.max(rows, axis=0)
@@ -236,13 +236,13 @@ def measure_step(
     "useful_gflop_per_step": per_step / 1e9,
     "peak_memory_gb": peak / 1e9,
     "compile_seconds": compile_seconds,
-    # After the step, so that it does not raise the step's peak memory.
+    # After the step, so it does not raise the step's peak memory.
     "matmul_gflops_per_second": matmul_gflops_per_second(given.dtype),
   }
 
 
 def matmul_gflops_per_second(dtype: str) -> float:
-  """Measures the best rate of our products, of large and step shapes."""
+  """Measures our best rate for matrix products, large ones and a step's."""
   best = 0.0
   product = jax.jit(matmul.matmul)
   large = 8192 if jax.default_backend() != "cpu" else 2048
@@ -259,7 +259,7 @@ def matmul_gflops_per_second(dtype: str) -> float:
 
 
 def measure_all(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-  """Measures each step in a process of its own; returns metrics by system."""
+  """Measures each step in a separate process; returns metrics by system."""
   sizes = {name: getattr(given, name) for name in SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
   found = {"ours": in_new_process(measure_step, synthetic)}
@@ -282,7 +282,7 @@ def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
       for key in rounds[0][name]
     }
     seconds = own["seconds_per_step"]
-    # All steps do the same useful arithmetic.
+    # All steps have the same useful FLOPs.
     useful = rounds[0]["ours"]["useful_gflop_per_step"] / seconds
     rows.append(
       {
@@ -292,7 +292,7 @@ def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
         "matmul_gflops_per_second": own["matmul_gflops_per_second"],
         "peak_memory_gb": own["peak_memory_gb"],
         "compile_seconds": own.get("compile_seconds", ""),
-        # Compared within each round, so that the machine's load cancels.
+        # Compared within each round, so load on the machine cancels out.
         "ours_is_faster": statistics.median(
           one[name]["seconds_per_step"] / one["ours"]["seconds_per_step"]
           for one in rounds

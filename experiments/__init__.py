@@ -1,1 +1,4 @@
-"""The demo, its generated world and the ablations: in a clone alone."""
+"""The demo with its generated world, ablations and comparisons.
+
+Only a clone has them, not the package.
+"""

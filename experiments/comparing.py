@@ -1,4 +1,4 @@
-"""Comparisons of systems in generated worlds, one for each seed."""
+"""Compares systems in generated worlds, one for each seed."""
 
 import dataclasses
 import json
@@ -19,15 +19,16 @@ from realm_jax.storage.sole_process import sole_process
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Systems, and how each is trained and evaluated.
+  """Systems, and the way to train and evaluate each of them.
 
   Attributes:
     name: Name of the command.
-    titles: What the report calls each system.
-    columns: Metrics of the report.
-    worlds: Function that makes the worlds, of further gin files.
-    measure: Function that returns a system's metrics in the folder of a seed:
-      of its name, the folder, the seed, the worlds, the world and gin files.
+    titles: Names of the systems in the report.
+    columns: Metrics in the report.
+    worlds: Function that returns the worlds, given additional gin files.
+    measure: Function that trains a system and returns its metrics. It gets the
+      system's name, the seed's folder, the seed, the worlds, the seed's world
+      and additional gin files.
   """
 
   name: str
@@ -37,7 +38,7 @@ class Comparison:
   measure: Callable[..., dict[str, Any]]
 
   def run(self) -> None:
-    """Compares the systems of the flags, and writes and prints the report."""
+    """Compares the systems chosen by flags; writes and prints the report."""
     cpu_tuning.disable_async_dispatch()
     cpu_tuning.keep_freed_memory()
     output_dir = Path(flags.FLAGS.output_dir)
@@ -57,10 +58,10 @@ class Comparison:
     seeds: int,
     gin_files: Sequence[str],
   ) -> str:
-    """Runs systems on the worlds of all seeds; what stands is not made again.
+    """Runs systems on the worlds of all seeds, reusing finished steps.
 
     Raises:
-      RealmError: An unknown system.
+      RealmError: A system is unknown.
     """
     if unknown := {*names} - {*self.titles}:
       raise RealmError(

@@ -1,4 +1,4 @@
-"""The flags of commands that compare systems, in a module that loads fast."""
+"""Flags of commands that compare systems, in a module that loads fast."""
 
 from absl import flags
 
@@ -6,7 +6,7 @@ from absl import flags
 def define(name: str) -> None:
   """Defines the flags of the command `experiments.NAME`."""
   flags.DEFINE_string(
-    "output_dir", f"out/{name}", "Directory of all runs and of the report."
+    "output_dir", f"out/{name}", "Directory of all runs and the report."
   )
   flags.DEFINE_integer(
     "seeds", 3, "Number of worlds, each with its seed.", lower_bound=1

@@ -1,4 +1,4 @@
-"""Corpora and questions of experiments: given, or of generated worlds."""
+"""Corpora and questions of experiments: existing ones, or generated worlds."""
 
 import dataclasses
 import json
@@ -26,13 +26,13 @@ from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
 
 CORPUS = "corpus"
-# Corpora of one language, where there is a second one: the first language's
-# documents, and those of the second.
+# Corpora of a single language, if there are two: the documents of the first
+# language, and the documents of the second one.
 HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 _VOCABULARY = "vocab.txt"
 _ARTICLES = "world/articles.jsonl"
 _OWN_ARTICLES = "world/articles-second.jsonl"
-# Finds the kinds of names, too, as the paper's tagger does.
+# Also finds the kinds of names, like the paper's tagger.
 _TAGGER = "experiments.world.names.tag"
 
 
@@ -42,8 +42,8 @@ class GivenData:
 
   Attributes:
     corpus_dir: Corpus, as `build_corpus` wrote it.
-    train_questions: Questions that open QA learns from.
-    questions: Questions that all rows answer.
+    train_questions: Training questions for open QA.
+    questions: Test questions for all rows.
     sentences: Further queries for retrieval, in the format of questions.
   """
 
@@ -53,12 +53,12 @@ class GivenData:
   sentences: epath.PathLike | None = None
 
   def files(self, folder: Path) -> "GivenData":
-    """Returns where the data of the seed with this folder are."""
+    """Returns the data of the seed with this folder."""
     del folder
     return self
 
   def prepare(self, folder: Path, seed: int) -> None:
-    """Raises `RealmError` if something is missing, and makes nothing."""
+    """Raises a `RealmError` if a file is missing; creates nothing."""
     Corpus.open(self.corpus_dir)
     questions = (self.train_questions, self.questions, self.sentences)
     for given in filter(None, questions):
@@ -72,16 +72,17 @@ class GivenData:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedWorlds:
-  """A generated world for each seed, which the demo and ablations train on.
+  """A generated world for each seed, on which the demo and ablations train.
 
   Attributes:
     world: Settings of a world; its seed is the ablation's.
     block_length: Length of the corpus's blocks, in wordpieces.
-    second_language: Second language, whose documents join the corpus; None
-      for the first alone.
+    second_language: Second language, whose documents are added to the corpus;
+      None uses only the first language.
     num_sentinels: Number of sentinels in the vocabulary, for a reader that
       writes.
-    chains: Pages of companies, and questions of two hops; None for neither.
+    chains: Settings of pages of companies and questions of two hops; None adds
+      neither.
   """
 
   world: world_lib.WorldConfig
@@ -91,16 +92,16 @@ class GeneratedWorlds:
   chains: ChainConfig | None = None
 
   def files(self, folder: Path) -> GivenData:
-    """Returns where the data of the seed with this folder are."""
+    """Returns the data of the seed with this folder."""
     names = "questions-train", "questions-test", "statements-test"
     files = [folder / f"world/{name}.jsonl" for name in names]
     return GivenData(folder / CORPUS, *files)
 
   def prepare(self, folder: Path, seed: int) -> world_lib.World:
-    """Generates the world of a seed; writes it and its corpora once.
+    """Generates the world of a seed, and writes it and its corpora once.
 
     Raises:
-      RealmError: The folder has a world of other settings.
+      RealmError: The folder has a world with other settings.
     """
     config = dataclasses.replace(self.world, seed=seed)
     made_from, path = repr((config, self.block_length)), folder / "world.json"
@@ -112,7 +113,7 @@ class GeneratedWorlds:
       made_from += repr(self.chains)
     if path.exists() and (before := json.loads(path.read_text())) != made_from:
       raise RealmError(
-        f"{folder} has a world of other settings, {before}, and not of "
+        f"{folder} has a world of other settings, {before} instead of "
         f"{made_from}; remove it, or choose another --output_dir"
       )
     write_json(path, made_from)
@@ -133,7 +134,7 @@ class GeneratedWorlds:
         world_lib.write_articles(own, world, more, language=CODE)
         world_lib.write_questions(files, world, "statements", statements)
         documents += more
-      # The last file, which shows that all are there.
+      # Written last, so it shows that the world is complete.
       world_lib.learn_vocabulary(
         folder, world, documents, num_sentinels=self.num_sentinels
       )
@@ -146,7 +147,7 @@ class GeneratedWorlds:
   def build(
     self, folder: Path, name: str, *articles: str, tagger: str = _TAGGER
   ) -> None:
-    """Builds a corpus of files in a world's folder, unless it is there."""
+    """Builds a corpus from files in a world's folder, unless it exists."""
     if (folder / name / MANIFEST_NAME).exists():
       return
     inputs = [str(folder / file) for file in articles]
@@ -165,7 +166,7 @@ class GeneratedWorlds:
 
 
 def write_judged(world: Path, path: Path) -> None:
-  """Writes a world's training questions with the documents that answer them."""
+  """Writes a world's training questions, with documents that answer them."""
   documents = {}
   with (world / "articles.jsonl").open() as lines:
     for line in lines:
@@ -179,5 +180,5 @@ def write_judged(world: Path, path: Path) -> None:
       out.write(f"{json.dumps(judged)}\n")
 
 
-# Corpus and questions of each seed, which may be the same for all.
+# Corpus and questions of each seed, which may be the same for all seeds.
 Data = GivenData | GeneratedWorlds

@@ -1,9 +1,9 @@
-"""Experiments are steps of other commands: `Steps` makes them, `run` runs them.
+"""Experiments as steps of commands: `Steps` creates them, and `run` runs them.
 
-A step trains, evaluates or builds an index in this process, which saves the
-seconds of importing everything again. The index builder of a step that trains
-is a process with a session of its own, so that Ctrl-C on a terminal reaches
-this process alone, which stops the builder as SIGTERM does.
+A step trains, evaluates or builds an index in this process, to avoid importing
+everything again. The index builder of a training step is a separate process. It
+has its own session, so Ctrl-C on a terminal only reaches this process, which
+then stops the builder, as after SIGTERM.
 """
 
 import contextlib
@@ -34,22 +34,22 @@ from realm_jax.training.metric_rows import read_rows
 
 _TAIL_LINES = 12
 
-# A value that a gin macro is bound to.
+# A value of a gin macro.
 Value = str | int | float | bool | None
 
 
 class StoppedError(RealmError):
-  """SIGTERM has stopped a step; the same command continues it."""
+  """SIGTERM stopped a step; the same command continues it."""
 
   exit_code = 128 + signal.SIGTERM
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """`python -m realm_jax.MODULE` with gin files, bindings and further flags.
+  """`python -m realm_jax.MODULE` with gin files, bindings and flags.
 
-  Directories are bindings, and not `--model_dir`: that would add what the run
-  has recorded, so that runs of different stages would be evaluated by different
+  Directories are bindings instead of `--model_dir`, which would add the run's
+  recorded settings: runs of different stages would be evaluated with different
   settings.
   """
 
@@ -59,13 +59,13 @@ class Command:
   flags: Sequence[str] = ()
 
   def configured(self) -> tuple[configuration.Bindings, Callable[..., Any]]:
-    """Returns the configuration, and the function that is built of it."""
+    """Returns the configuration, and the function that it configures."""
     function = function_of(f"realm_jax.{self.module}", self.flags)
     given = self._gin_bindings()
     return configuration.parsed(function, self.gin_files, given), function
 
   def build(self) -> Any:
-    """Returns what the command configures, such as a `TrainConfig`."""
+    """Returns the configured object, such as a `TrainConfig`."""
     bindings, function = self.configured()
     return bindings.build(function)
 
@@ -90,13 +90,13 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A command that trains or evaluates, or builds one snapshot or memory.
+  """A command that trains, evaluates, or builds a snapshot or a memory.
 
   Attributes:
     command: `train`, `evaluate`, `build_memory`, or `build_index --once`.
     folder: MODEL_DIR, OUTPUT_DIR of an evaluation or memory, or SNAPSHOTS_DIR.
-    needs: Steps that come before it.
-    builder: Command that builds the index meanwhile, if it needs one.
+    needs: Steps that must run before this one.
+    builder: Command that builds the index during the step, if needed.
   """
 
   command: Command
@@ -105,13 +105,13 @@ class Step:
   builder: Command | None = None
 
   def in_order(self) -> Iterator["Step"]:
-    """Yields the steps that it needs, in their order, and then itself."""
+    """Yields the steps that this one needs, in order, and then itself."""
     for step in self.needs:
       yield from step.in_order()
     yield self
 
   def is_finished(self) -> bool:
-    """Returns whether its metrics, last checkpoint or index are there."""
+    """Returns whether its metrics, last checkpoint or index exist."""
     if self.command.module == "build_memory":
       return self.folder.exists()
     if self.command.module == "evaluate":
@@ -124,19 +124,19 @@ class Step:
       return store.steps()[-1:] == [self.command.build().num_steps]
 
   def metrics(self) -> dict[str, Any]:
-    """Returns the metrics of an evaluation that is finished."""
+    """Returns the metrics of a finished evaluation."""
     return json.loads((self.folder / METRICS).read_text())
 
 
 @dataclasses.dataclass
 class Steps:
-  """Makes the steps of one folder from recipes, and runs none.
+  """Creates the steps of one folder from recipes, without running them.
 
   Attributes:
-    folder: Folder of all that the steps write.
+    folder: Folder for everything that the steps write.
     recipes: Gin files by stage.
-    corpus_dir: Corpus of the steps that name no other one.
-    always: Bindings that are added to a recipe's, by stage.
+    corpus_dir: Default corpus of the steps.
+    always: Additional bindings, by stage.
   """
 
   folder: Path
@@ -145,16 +145,16 @@ class Steps:
   always: Mapping[str, Mapping[str, Value]]
 
   def path(self, name: str) -> str:
-    """Returns the path of a file or folder as the value of a binding."""
+    """Returns the path of a file or folder, as the value of a binding."""
     return str(self.folder / name)
 
   def command(
     self, module: str, recipe: str, run: Path, *flags: str, **bindings: Value
   ) -> Command:
-    """Returns a command with the gin files of a recipe, over a MODEL_DIR."""
+    """Returns a command with a recipe's gin files, for a MODEL_DIR."""
     if recipe not in self.recipes:
       raise RealmError(
-        f"{recipe!r} has no gin files, as {', '.join(self.recipes)} have: "
+        f"{recipe!r} has no gin files, unlike {', '.join(self.recipes)}: "
         "change RECIPES"
       )
     directories = {"MODEL_DIR": str(run), "CORPUS_DIR": self.corpus_dir}
@@ -177,7 +177,10 @@ class Steps:
     builder: Command | None = None,
     **bindings: Value,
   ) -> Step:
-    """Makes a run that starts from the retriever and the reader of others."""
+    """Returns the training of a run.
+
+    It may start from the retriever and the reader of other runs.
+    """
     starts = {"INITIAL_CHECKPOINT": retriever, "INITIAL_READER": reader}
     found = {name: run for name, run in starts.items() if run is not None}
     paths = {name: str(run.folder) for name, run in found.items()}
@@ -193,9 +196,9 @@ class Steps:
     snapshot: Step | None = None,
     **bindings: Value,
   ) -> Step:
-    """Makes the evaluation of a run, over a snapshot if another than its own.
+    """Returns the evaluation of a run, optionally with another run's snapshot.
 
-    The metrics are written to a folder of `evaluations`.
+    The metrics are written to a folder in `evaluations`.
     """
     folder = self.folder / "evaluations" / name
     paths, needs = {"OUTPUT_DIR": str(folder)}, [run]
@@ -213,7 +216,7 @@ class Steps:
     recipe: str = "build_index",
     **bindings: Value,
   ) -> Step:
-    """Makes the build of a run's snapshot, in its folder or in one by name."""
+    """Returns the build of a run's snapshot, in its own or a named folder."""
     own, folder = {}, run.folder / "snapshots"
     if name is not None:
       folder = self.folder / name
@@ -225,14 +228,14 @@ class Steps:
 
 
 def markdown(rows: Sequence[Sequence[object]]) -> str:
-  """Returns rows as a table in Markdown, whose first one is the header."""
+  """Returns rows as a Markdown table; the first row is the header."""
   header, *body = (f"| {' | '.join(map(str, row))} |" for row in rows)
   rule = "| --- |" + " ---: |" * (len(rows[0]) - 1)
   return "\n".join([header, rule, *body])
 
 
 def over_seeds(values: Sequence[float]) -> str:
-  """Returns the mean of seeds and their standard deviation."""
+  """Returns the mean over seeds and their standard deviation."""
   if not values:
     return ""
   if max(values) > 1:
@@ -244,21 +247,22 @@ def over_seeds(values: Sequence[float]) -> str:
 def steps_of_equal_seconds(
   num_steps: int, seconds: float, own_seconds: float, *, every: int = 1
 ) -> int:
-  """Returns how many steps of `own_seconds` take as long as those of another.
+  """Returns the number of steps that take as long as another run's.
 
-  The other has `num_steps` of `seconds` each. Steps are rounded to `every`, the
-  distance of checkpoints, so that runs of about the same cost are trained
-  alike.
+  The other run has `num_steps` steps of `seconds` each; these steps take
+  `own_seconds` each. The result is rounded to a multiple of `every`, the
+  interval of checkpoints, so that runs with about the same cost are trained
+  equally.
   """
   exact = num_steps * seconds / own_seconds
   return max(1, round(exact / every)) * every
 
 
 def run(step: Step) -> Step:
-  """Runs what is left of a step and of those that it needs.
+  """Runs a step and the steps that it needs, unless they are finished.
 
-  Prints their commands as one types them. Returns the step, which is finished.
-  Raises what `call` does; to run the step again continues it.
+  Prints the equivalent commands, and returns the finished step. Raises the
+  same errors as `call`; after an error, another call continues the step.
   """
   if step.is_finished():
     return step
@@ -280,10 +284,10 @@ def run(step: Step) -> Step:
 
 
 def run_in_cpu_seconds(step: Step) -> float:
-  """Runs what is left of a training, and returns the seconds of all of it.
+  """Completes a training, and returns its total CPU time in seconds.
 
-  The seconds of a process that was killed are unknown; those of one that
-  SIGTERM has stopped are kept.
+  This includes the time of processes that SIGTERM stopped, but not of processes
+  that were killed.
   """
   path = step.folder / "cpu_seconds.json"
   seconds = json.loads(path.read_text()) if path.exists() else 0.0
@@ -294,22 +298,22 @@ def run_in_cpu_seconds(step: Step) -> float:
     finally:
       rows = read_rows(step.folder)
       compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
-      # Compilation is known in seconds of a clock: under load, they are more.
+      # The compile time is wall time, which under load exceeds CPU time.
       seconds += max(0.0, time.process_time() - started - compiled)
       write_json(path, seconds)
   return seconds
 
 
 def call(command: Command, *, num_steps: int | None = None) -> None:
-  """Does in this process what a command would do.
+  """Runs a command in this process.
 
-  `num_steps` replaces the number of steps of a trainer; with 0 it saves the
-  checkpoint of the first snapshot.
+  `num_steps` replaces the number of a trainer's steps; with 0, it only saves
+  the checkpoint for the first snapshot.
 
   Raises:
-    StoppedError: SIGTERM came. A trainer has saved a checkpoint, a builder has
-      published nothing, and an evaluation has come to its end.
-    ValueError: A file or a binding is wrong, or the command fails.
+    StoppedError: SIGTERM arrived. A trainer has saved a checkpoint, a builder
+      has published nothing, and an evaluation has completed.
+    ValueError: A file or a binding is wrong, or the command failed.
   """
   with stop_on_signal() as stop:
     bindings, function = command.configured()
@@ -327,10 +331,10 @@ def call(command: Command, *, num_steps: int | None = None) -> None:
 
 @contextlib.contextmanager
 def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
-  """Runs Python with these arguments as a process during the `with` block.
+  """Runs Python with some arguments as a process during a `with` block.
 
-  Its output is added to a log. If it fails, the block is stopped by SIGTERM. At
-  the end of the block it is terminated.
+  Its output is appended to a log. If it fails, SIGTERM stops the block. At the
+  end of the block, the process is terminated.
 
   Raises:
     StoppedError: SIGTERM came from elsewhere.
@@ -338,7 +342,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
   """
   log.parent.mkdir(parents=True, exist_ok=True)
   with log.open("a") as output:
-    # Training has priority; the builder takes the cores that are left.
+    # Training has priority; the builder uses idle cores.
     process = subprocess.Popen(
       ["nice", "-n", "5", sys.executable, *arguments],
       stdout=output,
@@ -348,7 +352,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
   ended = threading.Event()
 
   def watch() -> None:
-    # SIGTERM is repeated, because training may not have its handler yet.
+    # Repeated, because training may not have installed its handler yet.
     while process.wait() > 0 and not ended.is_set():
       os.kill(os.getpid(), signal.SIGTERM)
       ended.wait(1.0)

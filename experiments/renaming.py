@@ -1,9 +1,9 @@
-"""Fine-tuning on questions in whose examples names are exchanged.
+"""Fine-tuning on questions with exchanged names.
 
-A reader that is fine-tuned on few questions soon knows which names are answers,
-and no longer looks at the text. In a renamed example, the wordpieces of names
-are permuted, in the question and in its blocks alike: the text says the same
-about other names, and only reading it tells the answer.
+A reader that is fine-tuned on few questions soon memorizes which names are
+answers, and no longer reads the text. In a renamed example, the wordpieces of
+names are permuted, both in the question and in its blocks. The text then says
+the same about other names, and the answer can only be found by reading it.
 """
 
 import collections
@@ -31,14 +31,13 @@ from realm_jax.training.stages.stage import (
 from realm_jax.training.stages.text_to_text import TextToText
 from realm_jax.training.stages.two_hop_qa import TwoHopQa
 
-# Enough blocks to meet nearly every name, in seconds.
+# Enough blocks to find nearly every name, in seconds.
 _MAX_BLOCKS = 200_000
-# A wordpiece is one of names if this share of its occurrences is.
+# A wordpiece belongs to names if at least this share of its occurrences does.
 _MIN_SHARE = 0.5
-# Places in a name: within, at the end, at the start, alone.
+# Positions in a name: within, at the end, at the start, or alone.
 _NUM_PLACES = 4
-# A batch of open QA with renamed blocks, and its questions as the reader reads
-# them.
+# A batch of open QA with renamed blocks, and the reader's version of questions.
 RenamedBatch = collections.namedtuple(
   "RenamedBatch", (*OpenQaBatch._fields, "read_query")
 )
@@ -46,7 +45,7 @@ RenamedBatch = collections.namedtuple(
 
 @dataclasses.dataclass(frozen=True)
 class RenamingOpenQa(OpenQa):
-  """Open QA that exchanges names for the reader, and not for the retriever."""
+  """Open QA that exchanges names for the reader, but not for the retriever."""
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
@@ -66,11 +65,11 @@ class RenamingOpenQa(OpenQa):
 
 
 class RenamingTwoHopQa(TwoHopQa):
-  """Open QA of two hops that exchanges names for the retriever as well.
+  """Open QA of two hops that also exchanges names for the retriever.
 
-  A question of two hops shares no name with the block that answers it. Of a few
-  hundred names, a retriever learns by heart which block that is, and finds it
-  without the first one.
+  A question of two hops shares no name with the block that answers it. With
+  only a few hundred names, a retriever memorizes this block, and finds it
+  without the first hop.
   """
 
   def features(
@@ -86,7 +85,7 @@ class RenamingTwoHopQa(TwoHopQa):
 
 
 class RenamingReranking(Reranking):
-  """Training of a cross-encoder that exchanges names."""
+  """Training of a cross-encoder with exchanged names."""
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
@@ -97,7 +96,7 @@ class RenamingReranking(Reranking):
 
 
 class RenamingPathRetrieval(PathRetrieval):
-  """Training of a path retriever that exchanges names."""
+  """Training of a path retriever with exchanged names."""
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
@@ -108,7 +107,7 @@ class RenamingPathRetrieval(PathRetrieval):
 
 
 class RenamingPathReading(PathReading):
-  """Training of a reader of paths that exchanges names."""
+  """Training of a path reader with exchanged names."""
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
@@ -119,9 +118,9 @@ class RenamingPathReading(PathReading):
 
 
 class RenamingTextToText(TextToText):
-  """Writing of answers that exchanges names for the reader alone.
+  """Training of a reader that writes, with names exchanged only for the reader.
 
-  The reader reads the corpus's wordpieces, and has no view of its own.
+  The reader must use the corpus's wordpieces, without its own view.
   """
 
   def features(
@@ -139,11 +138,11 @@ class RenamingTextToText(TextToText):
 def _renamed(
   corpus: Corpus, batch: Batch, *arrays: Int32[np.ndarray, "b ..."]
 ) -> list[Int32[np.ndarray, "b ..."]]:
-  """Returns wordpieces, of which each example exchanges those of names.
+  """Exchanges the wordpieces of names, differently in each example.
 
-  A wordpiece is exchanged with those that have the same place in names, so that
-  "New" before "York" becomes another word that begins names, if there is one,
-  and the reader still sees where a name begins and ends. Most keep theirs.
+  Wordpieces are only exchanged if they have the same position in names. For
+  example, "New" before "York" becomes another word that begins names, if there
+  is one. So the reader still sees where a name begins and ends.
   """
   renamed = [ids.copy() for ids in arrays]
   for row, position in enumerate(batch.positions.tolist()):
@@ -158,10 +157,10 @@ def _renamed(
 
 @functools.lru_cache(maxsize=2)
 def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
-  """Returns the ids of the wordpieces of each kind of span and place in it.
+  """Returns ids of wordpieces, grouped by kind of span and position in it.
 
-  A wordpiece belongs to the kind of span, and to the place there, in which it
-  occurs most often, unless it is frequent outside of spans.
+  A wordpiece belongs to the kind and position in which it occurs most often,
+  unless it is frequent outside of spans.
 
   Raises:
     RealmError: No word of the corpus is a name.
@@ -182,8 +181,8 @@ def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
   is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
   if not is_name.any():
     raise RealmError(
-      "no word of the corpus is a name: it has no salient spans, or none of "
-      "words that are names alone; train with `open_qa.OpenQa`"
+      "no word of the corpus is a name: it has no salient spans, or none with "
+      "words that only occur in names; train with `open_qa.OpenQa`"
     )
   places = in_spans.argmax(axis=0)
   found = np.unique(places[is_name])

@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: real processes, faults and other systems."""
+"""Code shared by tests and benchmarks: processes, faults and other systems."""

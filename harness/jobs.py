@@ -1,4 +1,4 @@
-"""Commands as processes that can be killed."""
+"""Runs commands as processes that can be killed."""
 
 import contextlib
 import math
@@ -15,10 +15,10 @@ from typing import Any
 _PROJECT_DIR = Path(__file__).resolve().parents[1]
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
-# Characters of a log that an error quotes.
+# Number of characters of a log that an error quotes.
 _TAIL = 2000
 _START = "--- start"
-# Tests put a server in its place that has imported the libraries.
+# Tests replace it with a server that has already imported the libraries.
 start_process: Callable[..., Any] = subprocess.Popen
 
 
@@ -27,7 +27,7 @@ class JobError(ValueError):
 
 
 class Macro(str):
-  """The name of a gin macro, as the value of a binding."""
+  """The name of a gin macro, used as the value of a binding."""
 
   def __repr__(self) -> str:
     return f"%{self}"
@@ -45,18 +45,18 @@ def gin_command(
 
 
 def as_gin(value: Any) -> str:
-  """Formats a value as gin reads it."""
+  """Formats a value in gin's syntax."""
   return repr(str(value) if isinstance(value, os.PathLike) else value)
 
 
 class Job:
-  """A command that runs as a process, appends to a log and can start again.
+  """A command that runs as a process, with a log, and can be restarted.
 
   Args:
     name: Name for messages.
     command: Command to run.
-    log: File that the output is appended to.
-    environment: Environment of the process; None passes on this process's.
+    log: File to which the output is appended.
+    environment: Environment of the process; None inherits this process's.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class Job:
     self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("a") as log:
       print(_START, file=log, flush=True)
-      # A limit on the sizes of the job's files must not limit its log.
+      # By another process, so limits on the job's file sizes spare its log.
       output = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
     assert output.stdin is not None
     self._process = start_process(
@@ -96,7 +96,7 @@ class Job:
     return self._process.pid
 
   def worker(self) -> int | None:
-    """Returns the process that a supervised command has started, if any."""
+    """Returns the process that the job's supervisor has started, if any."""
     children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
     try:
       return int(children.read_text().split()[0])
@@ -111,7 +111,7 @@ class Job:
     """Returns whether the job has ended successfully.
 
     Raises:
-      JobError: It failed.
+      JobError: The job failed.
     """
     code = self.exit_code()
     if code:
@@ -119,7 +119,7 @@ class Job:
     return code == 0
 
   def kill(self) -> None:
-    """Sends SIGKILL, if the process runs, and waits."""
+    """Sends SIGKILL, if the process is running, and waits."""
     if self._process is not None:
       self._process.kill()
       self.wait()
@@ -138,28 +138,28 @@ class Job:
       raise self._failed(f"did not stop in {_STOP_SECONDS:.0f} s") from None
 
   def wait(self, seconds: float = math.inf) -> int:
-    """Waits for the end of the process and of its output.
+    """Waits until the process and its output end.
 
     Returns:
       The exit status.
 
     Raises:
-      subprocess.TimeoutExpired: It did not end within these seconds.
+      subprocess.TimeoutExpired: The process did not end in time.
     """
     code = self._process.wait(seconds)
     self._process = None
     assert self._output is not None
-    # Children of the process may hold the pipe open a moment longer.
+    # Children of the process may hold the pipe open for a moment.
     with contextlib.suppress(subprocess.TimeoutExpired):
       self._output.wait(_OUTPUT_SECONDS)
     return code
 
   def last_output(self) -> str:
-    """Returns what the process has logged since its start."""
+    """Returns the log since the last start of the process."""
     return self.log.read_text(errors="replace").rpartition(_START)[2]
 
   def tail(self) -> str:
-    """Returns the end of what the process has logged."""
+    """Returns the end of this log."""
     return self.last_output()[-_TAIL:]
 
   def _failed(self, how: str) -> JobError:
@@ -168,7 +168,7 @@ class Job:
 
 @contextlib.contextmanager
 def running(*jobs: Job) -> Iterator[None]:
-  """Starts jobs, and kills those that still run when the block ends."""
+  """Starts jobs, and kills any that are still running when the block ends."""
   try:
     for job in jobs:
       job.start()
@@ -189,7 +189,7 @@ def wait_until(
   """Waits for a condition, and fails as soon as a job fails.
 
   Raises:
-    JobError: A job failed, or the time is up.
+    JobError: A job failed, or the timeout expired.
   """
   deadline = time.monotonic() + timeout_seconds
   while not condition():
@@ -202,7 +202,7 @@ def wait_until(
 
 
 def free_port() -> int:
-  """Returns a port of this machine that nothing listens at."""
+  """Returns a free port of this machine."""
   with socket.socket() as found:
     found.bind(("localhost", 0))
     return int(found.getsockname()[1])

@@ -1,8 +1,8 @@
 """A small language model behind a real HTTP server that can fail on demand.
 
 The model copies: log p of a token is log(½ n/c + ½/V), where n of the c tokens
-before it are the same, and V is `VOCABULARY`. So a passage makes likely what it
-contains.
+before it are the same, and V is `VOCABULARY`. So words in a passage become
+likely.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ _TOKEN = re.compile(r"\s?\w+|\s|[^\w\s]")
 
 
 def tokens_of(text: str) -> list[str]:
-  """Returns the tokens of a text: words with the space before them, signs."""
+  """Returns the tokens of a text: words with preceding spaces, and signs."""
   return _TOKEN.findall(text)
 
 
 def log_probs_of(tokens: list[str]) -> list[float]:
-  """Returns log p of each token given those before it."""
+  """Returns log p of each token, given the previous ones."""
   found = []
   for place, token in enumerate(tokens):
     same = tokens[:place].count(token) / max(place, 1)
@@ -36,14 +36,14 @@ class LanguageModelServer:
   """A server of `/v1/completions` in this process.
 
   Attributes:
-    kind: What it has: OpenAI's echo, with offsets in characters or in bytes, or
-      vLLM's `prompt_logprobs`; or chats alone, or no log-probabilities.
+    kind: Supported requests: OpenAI's echo, with offsets in characters or in
+      bytes; vLLM's `prompt_logprobs`; only chats; or no log-probabilities.
     begins: Whether a token before the text counts in the offsets.
-    status: Code of every answer, as of a server that is overloaded.
-    refused, broken, hanging, undefined: A text with this is refused, breaks the
-      connection, is not answered for a minute, or has no log-probabilities.
-    key: Key that a request must have.
-    prompts: What it was asked, in order.
+    status: Status code of every response, for example of an overloaded server.
+    refused, broken, hanging, undefined: Texts with this word are refused, break
+      the connection, get no response for a minute, or get no log-probabilities.
+    key: Key that requests must have.
+    prompts: Prompts of all requests, in order.
   """
 
   def __init__(self, kind: str = "characters"):
@@ -65,7 +65,7 @@ class LanguageModelServer:
     return f"http://127.0.0.1:{self._port}/v1"
 
   def start(self) -> None:
-    """Begins to listen, at the port that it had before."""
+    """Starts listening, after a restart at the same port."""
     self._closing.clear()
     server = _Server(("127.0.0.1", self._port), _Handler)
     server.model = self
@@ -73,7 +73,7 @@ class LanguageModelServer:
     threading.Thread(target=server.serve_forever, args=[0.05]).start()
 
   def stop(self) -> None:
-    """Refuses connections from now on."""
+    """Stops listening, so connections are refused."""
     self._closing.set()
     if self._server is not None:
       self._server.shutdown()
@@ -88,7 +88,10 @@ class LanguageModelServer:
     self.stop()
 
   def answer(self, asked: dict[str, Any], key: str) -> tuple[int, Any]:
-    """Returns the status and the body of an answer; None breaks it off."""
+    """Returns the status and the body of a response.
+
+    A body of None breaks the connection.
+    """
     prompt = asked["prompt"]
     self.prompts.append(prompt)
     if self.key and key != f"Bearer {self.key}":
@@ -139,7 +142,7 @@ class LanguageModelServer:
 
 
 def _alone(token: str) -> str:
-  """Returns a token as a server decodes it that loses spaces and characters."""
+  """Decodes a token like servers that lose spaces and split characters."""
   return "".join(c if c.isascii() else "\ufffd" for c in token.strip())
 
 
@@ -170,9 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
     self.send_header("Content-Type", "application/json")
     self.send_header("Content-Length", str(len(content)))
     self.end_headers()
-    # Who was stopped has not waited for it.
+    # A client that was stopped has not waited for the response.
     with contextlib.suppress(OSError):
       self.wfile.write(content)
 
   def log_message(self, format: str, *args: Any) -> None:
-    """Says nothing of the requests."""
+    """Does not log requests."""

@@ -1,7 +1,7 @@
-"""An object store on loopback that counts its requests and fails on demand.
+"""An object store on loopback that counts requests and fails on demand.
 
-It speaks Google Cloud Storage's JSON protocol, by `gcp-storage-emulator`, with
-the objects in memory, and serves in threads of this process.
+It implements Google Cloud Storage's JSON protocol with `gcp-storage-emulator`,
+keeps objects in memory, and runs in threads of this process.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ _OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
 
 @dataclasses.dataclass(frozen=True)
 class StoreFault:
-  """What happens to the next requests that match.
+  """A fault that happens to the next matching requests.
 
   Attributes:
-    kind: "refuse" answers with `status` and does nothing, "lose answer" does
-      what is asked and answers with `status`, "cut" ends the answer in its
-      middle, and "hang" answers nothing for `seconds` and then closes.
-    match: Regular expression, looked for in a request: its method, a space, the
-      path and the query.
-    times: Number of requests to which it happens.
-    status: HTTP status of the answer.
-    seconds: Seconds that a request hangs.
+    kind: "refuse" responds with `status` and does nothing; "lose answer" does
+      what was requested, but responds with `status`; "cut" stops in the middle
+      of the response; "hang" waits for `seconds`, then closes the connection.
+    match: Regular expression to search for in a request, which is its method, a
+      space, the path and the query.
+    times: Number of requests with the fault.
+    status: HTTP status of the response.
+    seconds: Duration of a hanging request, in seconds.
   """
 
   kind: str
@@ -49,10 +49,11 @@ class StoreFault:
 
 
 class ObjectStore:
-  """An object store that serves one bucket while a `with` block runs.
+  """An object store that serves one bucket during a `with` block.
 
   Attributes:
-    environment: Variables that lead gcsfs, epath and tensorstore to it.
+    environment: Environment variables that make gcsfs, epath and tensorstore
+      use it.
   """
 
   _BUCKET = "bucket"
@@ -60,13 +61,13 @@ class ObjectStore:
   def __init__(self) -> None:
     self.lock = threading.Lock()
     self.storage = Storage(use_memory_fs=True)
-    # What it writes for its next start takes longer with every object.
+    # The emulator saves its state, which takes longer with every object.
     self.storage._write_config_to_file = lambda: None
     create_bucket(self._BUCKET, self.storage)
-    # Removed objects would stay in memory for a week.
+    # Otherwise removed objects stay in memory for a week.
     policy = {"retentionDurationSeconds": 0}
     self.storage.buckets[self._BUCKET]["softDeletePolicy"] = policy
-    # Answers to the last requests of uploads, by the uploads' addresses.
+    # Responses to the last requests of uploads, by URL of the upload.
     self.finished_uploads: dict[str, bytes] = {}
     self._requests: list[str] = []
     self._faults: list[StoreFault] = []
@@ -78,12 +79,12 @@ class ObjectStore:
       "EPATH_USE_TF": "false",
       "STORAGE_EMULATOR_HOST": url,
       "TENSORSTORE_GCS_HTTP_URL": url,
-      # Nobody looks for credentials of Google's machines.
+      # Clients do not search for the credentials of Google's machines.
       "NO_GCE_CHECK": "true",
     }
 
   def __enter__(self) -> "ObjectStore":
-    # The emulator reports each object that is asked for and not there.
+    # The emulator logs an error for every missing object that is requested.
     logging.getLogger("api").setLevel(logging.CRITICAL)
     threading.Thread(target=self._server.serve_forever, daemon=True).start()
     return self
@@ -98,7 +99,7 @@ class ObjectStore:
 
   @contextlib.contextmanager
   def counted(self) -> Iterator[list[str]]:
-    """Yields a list that has the requests of the block when it has ended.
+    """Yields a list, which has the block's requests once the block has ended.
 
     A request is its method, a space, the path and the query.
     """
@@ -108,12 +109,12 @@ class ObjectStore:
     counted += self._requests[before:]
 
   def inject(self, *faults: StoreFault) -> None:
-    """Replaces the faults that are to happen; none repairs the store."""
+    """Replaces all pending faults; without arguments, the store is repaired."""
     with self.lock:
       self._faults, self._happened = [*faults], [0] * len(faults)
 
   def happened(self) -> list[int]:
-    """Returns how often each of the faults has happened."""
+    """Returns the number of times that each fault has happened."""
     return [*self._happened]
 
   def note(self, request: str) -> StoreFault | None:
@@ -127,39 +128,39 @@ class ObjectStore:
     return None
 
   def names(self, prefix: str = "") -> list[str]:
-    """Returns the names of the objects under a prefix."""
+    """Returns the names of the objects with a prefix."""
     with self.lock:
       listed, _ = self.storage.get_file_list(self._BUCKET, prefix)
     return [item["name"] for item in listed]
 
   def read(self, name: str) -> bytes:
-    """Returns what an object holds."""
+    """Returns the content of an object."""
     with self.lock:
       return self.storage.get_file(self._BUCKET, name)
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes an object, by a request as any other."""
+    """Writes an object, by an ordinary request."""
     epath.Path(self.path(name)).write_bytes(content)
 
   def remove(self, name: str) -> None:
-    """Loses an object."""
+    """Removes an object, as if it was lost."""
     with self.lock:
       self.storage.delete_file(self._BUCKET, name)
 
 
 class _Handler(RequestHandler):
-  """Answers one request, unless a fault happens to it."""
+  """Handles a request, or the fault that happens to it."""
 
   def __init__(self, store: ObjectStore, *args: Any):
     self._store = store
     super().__init__(store.storage, *args)
 
   def log_message(self, format: str, *args: Any) -> None:
-    """Prints nothing."""
+    """Does not log requests."""
 
   def _serve(self) -> None:
-    # The whole body is read, and the answer sent, without the lock: a client
-    # that is stopped in between must not stop the others.
+    # Reads the whole body and sends the response without the lock, so a client
+    # that is stopped in between does not block the others.
     if size := self.headers.get("Content-Length"):
       self.rfile = io.BytesIO(self.rfile.read(int(size)))
     fault = self._store.note(f"{self.command} {unquote(self.path)}")
@@ -172,7 +173,7 @@ class _Handler(RequestHandler):
       self._refuse(fault.status)
       return
     if self.command == "DELETE" and "upload_id=" in self.path:
-      # The emulator does not know uploads that are given up.
+      # The emulator does not support canceled uploads.
       self._refuse(499)
       return
     written = self._handle()
@@ -187,19 +188,19 @@ class _Handler(RequestHandler):
   do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
   def _handle(self) -> bytes:
-    """Returns the emulator's answer."""
+    """Returns the emulator's response."""
     store, generation = self._store, None
     is_upload = self.command == "PUT" and "upload_id=" in self.path
     with store.lock:
-      # The emulator knows no preconditions.
+      # The emulator does not support preconditions.
       if not self._is_wanted_generation():
         answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
         self._refuse(412)
         written = cast(io.BytesIO, self.wfile).getvalue()
         self.wfile = answer
         return written
-      # The emulator forgets an upload that is finished, and would answer 404
-      # to a client that has not got the answer and asks again.
+      # The emulator forgets finished uploads. If the response was lost and the
+      # client tries again, it would get a 404.
       if is_upload and self.path in store.finished_uploads:
         return store.finished_uploads[self.path]
       answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
@@ -214,15 +215,15 @@ class _Handler(RequestHandler):
         objects = store.storage.objects.get(bucket, {})
         generation = objects.get(name, {}).get("generation")
     if generation is not None:
-      # tensorstore reads it from a header, which the emulator does not send,
-      # and names it when it writes the object again.
+      # tensorstore reads the generation from a header, which the emulator does
+      # not send, and sends it back when it overwrites the object.
       status, end, rest = written.partition(b"\r\n")
       header = f"x-goog-generation: {generation}".encode()
       written = status + end + header + end + rest
     return written
 
   def _is_wanted_generation(self) -> bool:
-    """Whether an object that is written is as the request demands."""
+    """Returns whether the object has the generation that a write expects."""
     url = urlsplit(self.path)
     query, bucket = parse_qs(url.query), url.path.split("/")[-2]
     if "ifGenerationMatch" not in query or "name" not in query:
@@ -246,4 +247,4 @@ class _Server(ThreadingHTTPServer):
   request_queue_size = 128
 
   def handle_error(self, request: Any, client_address: Any) -> None:
-    """Says nothing of clients that were killed."""
+    """Does not log errors of clients that were killed."""

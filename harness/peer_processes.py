@@ -1,4 +1,4 @@
-"""Processes of measurements, and those of the environment of `make peers`."""
+"""Runs measurements in processes, also in the environment of `make peers`."""
 
 import json
 import multiprocessing
@@ -22,16 +22,16 @@ class PeerError(OSError):
 
 
 def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a process of its own, so that its memory is its own."""
+  """Calls a function in a new process, whose memory can be measured alone."""
   context = multiprocessing.get_context("spawn")
   with ProcessPoolExecutor(1, mp_context=context) as pool:
     return pool.submit(function, *arguments).result()
 
 
 def peak_memory() -> int:
-  """Returns the most memory that this process has held, in bytes.
+  """Returns the peak memory of this process, in bytes.
 
-  `ru_maxrss` would have what the process that started this one has used.
+  `ru_maxrss` would include the memory of the process that started this one.
   """
   status = Path("/proc/self/status").read_text(encoding="utf-8")
   return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -43,7 +43,7 @@ def installed() -> bool:
 
 
 def minilm_vocabulary() -> Path:
-  """Returns the vocabulary of MiniLM's weights in their environment."""
+  """Returns the vocabulary file of MiniLM in the peers' environment."""
   pattern = f"lib/python*/site-packages/{_MINILM}/model/vocab.txt"
   return next(PEERS_DIR.glob(pattern), PEERS_DIR / _MINILM)
 
@@ -52,8 +52,8 @@ def run(module: str, *arguments: str | Path) -> str:
   """Runs `harness.peers.MODULE` and returns the last line of its output.
 
   Raises:
-    PeerError: It is not installed, or failed; the message has the end of its
-      error output.
+    PeerError: The other systems are not installed, or the module failed; the
+      message has the end of its error output.
   """
   if not installed():
     raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
@@ -75,7 +75,7 @@ def run_on_texts(
   """Runs `harness.peers.sentence`, and returns the arrays that it writes.
 
   Args:
-    what: Its first argument.
+    what: First argument of the module.
     texts: Texts to read, or pairs of them.
     folder: Folder for the two files.
     model: Vocabulary or model.

@@ -22,12 +22,12 @@ class Run:
     corpus_dir: Corpus that `build_corpus` wrote.
     model: Gin file of the model and its lengths.
     num_steps: Number of training steps.
-    save_every_steps: Distance of checkpoints, and so of snapshots. It is also
-      the lag with which a snapshot is used after its checkpoint.
+    save_every_steps: Number of steps between checkpoints, and so between
+      snapshots. It is also the lag between a checkpoint and its snapshot's use.
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
-    environment: Environment of all processes; None passes on this process's.
-    store: Store in whose bucket MODEL_DIR is; None has it on the disk.
+    environment: Environment of all processes; None inherits this process's.
+    store: Object store with MODEL_DIR in its bucket; None uses the disk.
   """
 
   directory: Path
@@ -89,16 +89,16 @@ class Run:
     )
 
   def last_checkpoint(self) -> int:
-    """Returns the step of the last checkpoint, −1 before the first."""
+    """Returns the step of the last checkpoint, or −1 if there is none."""
     folder = epath.Path(self.model_dir) / "checkpoints"
     steps = {int(name) for name in list_names(folder) if name.isdecimal()}
     if self.store is not None:
-      # On a disk, a checkpoint gets its name when it is complete.
+      # On a disk, a checkpoint is renamed when it is complete.
       complete = "commit_success.txt"
       steps = {s for s in steps if (folder / str(s) / complete).exists()}
     return max(steps, default=-1)
 
   def last_snapshot(self) -> int:
-    """Returns the step of the last snapshot, −1 before the first."""
+    """Returns the step of the last snapshot, or −1 if there is none."""
     store = SnapshotStore(directory_of(self.model_dir))
     return max(store.steps(), default=-1)

@@ -1,10 +1,11 @@
-"""A writing reader of a run, served as if it were a language model.
+"""Serves a run's reader that writes, as if it were a language model.
 
     python -m harness.served_run runs/fid 8000
 
-It reads texts of `TEMPLATES`, and gives the likelihood of an answer as that of
-a single token. So `gin/runs/served_reader.gin` with these templates trains a
-retriever by the reader that `FREEZE_READER` has inside of a run.
+It reads texts with the templates in `TEMPLATES`, and returns the likelihood of
+an answer as a single token's. So `gin/runs/served_reader.gin` with these
+templates trains a retriever with the same reader as `FREEZE_READER` does within
+a run.
 """
 
 import re
@@ -32,7 +33,7 @@ _TEXT = re.compile(
 
 
 class ServedRun(LanguageModelServer):
-  """A server of the reader of a run, which writes texts."""
+  """A server of a run's reader that writes."""
 
   def __init__(self, run: TrainedRun, port: int = 0):
     super().__init__()
@@ -58,7 +59,7 @@ class ServedRun(LanguageModelServer):
     return 200, {"choices": [choice], "usage": usage}
 
   def _log_p(self, block: Any, query: str, answer: str) -> float:
-    """Returns log p(y|z, x), of a title and a text or of no block."""
+    """Returns log p(y|z, x), with a block's title and text or without."""
     run, reader = self._run, self._run.components.text_reader
     view = run.corpus.view(reader.view)
     passages = np.zeros((1, 1, reader.input_length), np.int32)

@@ -81,7 +81,7 @@ def _xm_job(job: Job, image: xm.Executable, given: flags.FlagValues) -> xm.Job:
 
   XManager infers the number of replicas from the topology for GPUs, but not for
   TPUs. When one process fails, all processes of the job end, so a restart takes
-  as many retries as the slice has hosts.
+  one retry for each host of the slice.
   """
   assert job.tpu is not None
   tpu = {f"tpu_{job.tpu.generation}": job.tpu.topology}

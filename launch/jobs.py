@@ -101,8 +101,8 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
   boolean = functools.partial(flags.DEFINE_bool, flag_values=values)
   flags.DEFINE_enum(
     *("executor", "local", ("local", "cloud", "gke")),
-    "Place of the jobs: this machine, XManager on Cloud, or a GKE cluster, for "
-    "which a manifest is printed.",
+    "Where the jobs run: on this machine, with XManager on Cloud, or in a GKE "
+    "cluster, for which a manifest is printed.",
     flag_values=values,
   )
   text("name", None, "Name of the run; by default MODEL_DIR's last part.")
@@ -111,47 +111,49 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
   for job in _MODULES:
     text(
       *(_flag_of(job, "tpu"), None),
-      f"The {job}'s TPU slice: v5litepod-64, v5p:4x4x4. By default the builder "
-      "has one like the trainer's, and the evaluator one host of that kind.",
+      f"The {job}'s TPU slice, such as v5litepod-64 or v5p:4x4x4. By default, "
+      "the builder's is the same as the trainer's, and the evaluator's is one "
+      "host of that kind.",
     )
     texts(
       *(_flag_of(job, "gin_file"), []),
-      f"The {job}'s gin files. A builder or evaluator runs if it has some. "
-      "--gin.NAME=VALUE binds more for the trainer, and --JOB.gin.NAME=VALUE "
-      "for the others.",
+      f"The {job}'s gin files. Builder and evaluator only run if they have gin "
+      "files. --gin.NAME=VALUE adds a binding for the trainer, and "
+      "--JOB.gin.NAME=VALUE for another job.",
     )
     integer(
       *(_flag_of(job, "processes"), None),
-      f"Processes of the {job} on this machine; 1 by default.",
+      f"Number of processes of the {job} on this machine; 1 by default.",
       lower_bound=1,
     )
   integer(
     *("simulated_devices", None),
-    "CPU devices that are simulated in each process on this machine.",
+    "Number of simulated CPU devices in each process on this machine.",
     lower_bound=1,
   )
   texts(
     *("env", []),
-    "NAME=VALUE in the environment of every job, or JOB.NAME=VALUE of one: "
-    "--env=builder.JAX_PLATFORMS=cpu where the trainer owns the accelerator.",
+    "Environment variable for all jobs (NAME=VALUE) or for one (JOB.NAME=VALUE)"
+    ", such as --env=builder.JAX_PLATFORMS=cpu if the trainer uses the only "
+    "accelerator.",
   )
   boolean(
     *("evaluator_follow", False),
-    "Evaluate each new checkpoint beside the trainer, and not the last one "
-    "after it. The evaluator is then stopped when the trainer has ended, or "
-    "goes on to --evaluator.gin.FOLLOW_UNTIL_STEP=STEP.",
+    "Evaluate each new checkpoint during training, instead of the last one "
+    "after training. The evaluator stops when the trainer has ended, or "
+    "continues until --evaluator.gin.FOLLOW_UNTIL_STEP=STEP.",
   )
-  boolean("dry_run", False, "Print the jobs, read their gin files, and end.")
-  text("image", None, "Image that the jobs of --executor=gke run.")
-  text("container_registry", None, "Where --executor=cloud pushes its images.")
-  text("service_account", None, "Cluster's account that may use the bucket.")
+  boolean("dry_run", False, "Only print the jobs, and check their gin files.")
+  text("image", None, "Container image of the jobs, for --executor=gke.")
+  text("container_registry", None, "Registry of images, for --executor=cloud.")
+  text("service_account", None, "Service account with access to the bucket.")
   integer(
     *("max_restarts", 10),
-    "Restarts after failures, before the jobs have failed: on this machine of "
-    "the trainer and the builder, counted anew after each checkpoint or index; "
-    "elsewhere of jobs whose pods have restarted them in vain. With "
-    "--executor=gke those after a preemption do not count, and a user's error "
-    "ends all jobs.",
+    "Number of restarts before a failure is final. On this machine, it applies "
+    "to the trainer and the builder, and is counted anew after each checkpoint "
+    "or index. Elsewhere, it applies to jobs whose pods have restarted them in "
+    "vain. With --executor=gke, restarts after a preemption do not count, and "
+    "a user's error ends all jobs.",
     lower_bound=0,
   )
 
@@ -258,8 +260,8 @@ def plan(
       or any(_of_job(given, name, flag) for flag in ("processes", "tpu"))
     ):
       raise RealmError(
-        f"the {name} has settings, but does not run without gin files; pass "
-        f"--{name}_gin_file too"
+        f"the {name} has settings, but does not run without gin files; also "
+        f"pass --{name}_gin_file"
       )
   return jobs
 
@@ -300,7 +302,7 @@ def _job(
     if is_path and "://" not in value:
       raise RealmError(
         f"{key}={value} is on this machine; --executor={given.executor} runs "
-        "on other machines, which share gs:// paths only"
+        "on other machines, which only share gs:// paths"
       )
   own = _of_job(given, name, "tpu")
   tpu = parse_slice(own or given.tpu)

@@ -82,7 +82,7 @@ def parse_slice(text: str) -> Slice:
   name = found[1].replace("v5litepod", "v5e") if found else ""
   if found is None or name not in _GENERATIONS:
     raise RealmError(
-      f"{text!r} is none of the TPU slices of {', '.join(_GENERATIONS)}; write "
+      f"{text!r} is not a TPU slice of {', '.join(_GENERATIONS)}; write "
       "GENERATION-SIZE, as in v5litepod-64, or GENERATION:TOPOLOGY, as in "
       "v5p:4x4x8"
     )

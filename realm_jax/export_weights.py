@@ -1,22 +1,22 @@
-"""Writes a checkpoint, or the vectors of its snapshot, for another system.
+"""Exports a checkpoint, or the vectors of its snapshot, to another system.
 
     python -m realm_jax.export_weights --to=sentence_transformers \\
       --model_dir=runs/minilm --output_dir=out/minilm
     python -m realm_jax.export_weights --to=vectors \\
       --model_dir=runs/realm --output_dir=out/vectors
 
-The model is the one that the run keeps, or that of gin files. --to lists what
-can be written.
+The model is the one recorded in the run, or the one in gin files. The help for
+--to lists the formats.
 
-An import has recorded no corpus: with --to=vectors or faiss give --corpus_dir.
-CHECKPOINT_STEP=None takes the newest snapshot.
+With --to=vectors or faiss, CHECKPOINT_STEP=None takes the newest snapshot. An
+imported MODEL_DIR has no record of its corpus, so pass --corpus_dir.
 
-For the others, VOCAB=None takes the vocabulary in MODEL_DIR, which an import
-writes, or else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
-`realm_jax.evaluate --follow` has named. --gin_help lists these settings.
+With other formats, VOCAB=None takes the vocabulary in MODEL_DIR, which an
+import writes, or else the corpus's. CHECKPOINT_STEP=best takes the checkpoint
+that `realm_jax.evaluate --follow` found best. --gin_help lists these settings.
 
 `import_weights` reads the same parameters back, bit for bit. The command prints
-what was written, and which parameters the other system has no tensors for.
+what it wrote, and which parameters have no tensors in the other system.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,20 @@ _TO = flags.DEFINE_enum(
   "to",
   None,
   list(TARGETS),
-  "What to write.\n"
+  "Format to write.\n"
   + "\n".join(f"{name}: {meaning}." for name, meaning in TARGETS.items()),
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", None, "Directory to make.", required=True
+  "output_dir", None, "Directory to create.", required=True
 )
 _TOWER = flags.DEFINE_enum(
-  "tower", None, [*CHOSEN_TOWERS], "Tower to write, if there are several."
+  "tower", None, [*CHOSEN_TOWERS], "Tower to export, if there are several."
 )
 
 
 def main(argv: Sequence[str]) -> None:
-  """Exports the model that gin configures, and prints what was written."""
+  """Exports the configured model, and prints a report."""
   del argv
   given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value, "to": _TO.value}
   name = "vectors" if _TO.value in _OF_VECTORS else "weights"

@@ -1,40 +1,40 @@
-"""Starts a MODEL_DIR from weights of another system.
+"""Creates a MODEL_DIR from weights of another system.
 
     python -m realm_jax.import_weights --from=hf_bert \\
       --input=all-MiniLM-L6-v2 --output_dir=runs/minilm
 
-writes checkpoint 0, the vocabulary (for `build_corpus --vocab=MODEL_DIR`) and
-the model (`config.json`, to give as --gin_file in place of
-gin/models/bert_base.gin), and prints which parameter came from which tensor,
-which tensors are not used, and which parameters start from random values. A
-tensor without a parameter, a parameter without a tensor and a shape that does
-not fit are errors, unless --ignore names them.
+This writes checkpoint 0, the vocabulary (for `build_corpus --vocab=MODEL_DIR`)
+and the model (`config.json`, which can be passed as --gin_file in place of
+gin/models/bert_base.gin). It prints which parameter came from which tensor,
+which tensors are unused, and which parameters start from random values. A
+tensor without a parameter, a parameter without a tensor, or a shape that does
+not fit is an error, unless --ignore matches its name.
 
-build_index and evaluate take the MODEL_DIR as it is, and train as
-INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats. --input may be a
-model's name on Hugging Face's hub, such as intfloat/e5-base-v2, with the
-extra `hub`; --revision names a commit, tag or branch of it. `imported.json`
-keeps the flags, and the commit.
+build_index and evaluate use the MODEL_DIR directly; train uses it as
+INITIAL_CHECKPOINT or INITIAL_READER. The help for --from lists the formats.
+With the extra `hub`, --input may be a model's name on Hugging Face's hub, such
+as intfloat/e5-base-v2; --revision is its commit, tag or branch. `imported.json`
+records the flags and the commit.
 
-Where a directory has the modules.json of sentence-transformers, vectors are
-made as it says; otherwise flags choose:
+If the directory has the modules.json of sentence-transformers, it determines
+how vectors are computed; otherwise use these flags:
 
     Contriever   --pooling=mean --notitle_separator --notoken_types
     E5           --query_prefix='query: ' --block_prefix='passage: '
     DPR          --input=QUESTION_ENCODER --block_input=CONTEXT_ENCODER \\
                  --pooling=cls --parts=retriever --notoken_types
 
-An E5 or BGE directory with modules.json needs no more than the prefixes; a
-plain one also needs `--pooling=mean --normalize --notitle_separator
+An E5 or BGE directory with modules.json needs only the prefixes. Without
+modules.json, it also needs `--pooling=mean --normalize --notitle_separator
 --notoken_types` (BGE: --pooling=cls). ModernBERT needs the extra `tokenizers`.
 
-A tagger of named entities is not imported: build_corpus --tagger=bert:DIRECTORY
-reads its directory as it is.
+Taggers of named entities are not imported: build_corpus
+--tagger=bert:DIRECTORY reads their directories.
 
 A model that Google fine-tuned for open QA needs the vocabulary and the block
-tower of the module that it was trained from. With --corpus_dir its released
-blocks become a corpus there, and their vectors snapshot 0 of the MODEL_DIR,
-so that nothing is embedded again:
+tower of the module that it was trained from. With --corpus_dir, the released
+blocks become a corpus in that directory, and their vectors become snapshot 0 of
+the MODEL_DIR, so nothing has to be embedded again:
 
     python -m realm_jax.import_weights --from=tf_realm \\
       --input=orqa_nq_model_from_realm --output_dir=runs/realm_nq \\
@@ -42,8 +42,8 @@ so that nothing is embedded again:
       --corpus_dir=corpus --block_records=enwiki-20181220/blocks.tfr \\
       --block_titles=enwiki-20181220/titles.tfr
 
-A gin file may bind the fields of `registry.ImportConfig` in place of the
-optional flags of the same names. Flags override it.
+Instead of optional flags, a gin file may bind the fields of
+`registry.ImportConfig` with the same names. Flags take precedence.
 """
 
 import dataclasses
@@ -74,14 +74,14 @@ command_line.define_flags_of(ImportConfig, *_FIELDS)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Imports weights, and prints what happened."""
+  """Imports weights, and prints a report."""
   del argv
   given = command_line.given_flags(*_FIELDS)
   config = command_line.configured(ImportConfig, format=_FROM.value, **given)()
   locate(config.input, config.revision)
   if config.block_input is not None:
     locate(config.block_input, config.block_revision)
-  # After the input was found: it imports what reads weights.
+  # Imported after the inputs are located, because it is slow.
   from realm_jax.weights import importing
 
   report = importing.import_weights(config, _OUTPUT_DIR.value)

@@ -4,10 +4,10 @@
     python -m realm_jax.list_snapshots verify --model_dir=runs/realm
     python -m realm_jax.list_snapshots prune --model_dir=runs/realm --keep=2
 
-`list` describes each snapshot, and names the checkpoints at which it was in
-use. `verify` reads all bytes, names what is damaged, and then exits with 1.
-`prune` removes old snapshots, but none that a checkpoint needs; their files
-stay for a day, as processes may have them loaded.
+`list` describes each snapshot, with the checkpoints that use it. `verify` reads
+all bytes, and if any are damaged, says which and exits with 1. `prune` removes
+old snapshots, except those that a checkpoint needs. Their files are kept for a
+day, because processes may still have them loaded.
 """
 
 import dataclasses
@@ -24,25 +24,28 @@ from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable
 
 _MODEL_DIR = flags.DEFINE_string(
-  "model_dir", None, "Directory of the run, which has a snapshots folder."
+  "model_dir", None, "Directory of the run, with a snapshots folder."
 )
 _SNAPSHOTS_DIR = flags.DEFINE_string(
   "snapshots_dir", None, "Directory of the snapshots, if not in MODEL_DIR."
 )
 _KEEP = flags.DEFINE_integer(
-  "keep", 3, "For prune: number of the newest that stay.", lower_bound=1
+  "keep", 3, "For prune: number of newest snapshots to keep.", lower_bound=1
 )
 _DRY_RUN = flags.DEFINE_bool(
-  "dry_run", False, "For prune: print what would go, and remove nothing."
+  "dry_run", False, "For prune: only print what would be removed."
 )
 _write_json = json_flag(
-  "For list and verify: file to write the same to, as JSON."
+  "For list and verify: file for the same output as JSON."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Status:
-  """A snapshot, the checkpoints that use it, and why it cannot be used."""
+  """A snapshot, with the checkpoints that use it.
+
+  If the snapshot cannot be used, `problem` says why.
+  """
 
   step: int
   manifest: Manifest | None
@@ -51,10 +54,12 @@ class _Status:
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs the command that the first argument names; returns its exit status."""
+  """Runs the command in the first argument; returns the exit status."""
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
-    raise RealmError(f"want one of {', '.join(commands)}")
+    raise RealmError(
+      f"the arguments are {argv[1:]}; want one of {', '.join(commands)}"
+    )
   model_dir, snapshots_dir = _MODEL_DIR.value, _SNAPSHOTS_DIR.value
   if model_dir is None and snapshots_dir is None:
     raise SnapshotError("give --model_dir, --snapshots_dir, or both")
@@ -72,8 +77,8 @@ def main(argv: Sequence[str]) -> int:
   if command == "prune":
     if uses is None:
       raise SnapshotError(
-        f"no run is known whose checkpoints need {store.directory}; also give "
-        "--model_dir"
+        f"the run whose checkpoints use {store.directory} is unknown; also "
+        "give --model_dir"
       )
     steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
     if not _DRY_RUN.value:
@@ -96,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
 def _inspect(
   store: SnapshotStore, uses: SnapshotUses | None, *, checksums: bool
 ) -> list[_Status]:
-  """Returns the status of every snapshot; compares sizes at least."""
+  """Returns the status of every snapshot; always compares at least sizes."""
   used = uses.of() if uses else {}
   statuses = []
   for step in store.steps():
@@ -112,7 +117,7 @@ def _inspect(
 
 
 def _table(statuses: Sequence[_Status]) -> str:
-  """Returns a line for each snapshot, and the problems below."""
+  """Returns a table of the snapshots, followed by their problems."""
   if not statuses:
     return "no snapshot"
   header = "step blocks corpus index recall size created used_at"

@@ -1,14 +1,13 @@
-"""What a run needs of a TPU slice, without one.
+"""Computes a run's memory and time on a TPU slice, without having one.
 
     python -m realm_jax.precompile --topology=v5e:8x8 \\
       --gin_file=gin/experiments/paper_wikipedia/pretrain.gin
 
 It compiles the training step of a recipe and the exact search, or the embedding
 of an index builder's recipe. It prints whether they fit the chips' memory, and
-a lower bound of the time that they take on sequences of full length. No data
-are needed: how a step packs sequences follows from assumed lengths, or from
-those of the corpus that --corpus_dir names. docs/accelerators.md explains the
-costs.
+a lower bound of their time for sequences of full length. No data is needed: the
+packing of sequences is computed from assumed lengths, or from the lengths in
+the corpus at --corpus_dir. docs/accelerators.md explains the costs.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,8 @@ _TOPOLOGY = flags.DEFINE_string(
 _NUM_BLOCKS = flags.DEFINE_integer(
   "num_blocks",
   None,
-  "Blocks of the corpus; by default those of --corpus_dir, or else of the "
-  "published corpus.",
+  "Number of blocks in the corpus. The default is the number in --corpus_dir, "
+  "or else in the published corpus.",
   lower_bound=1,
 )
 # Names of data, which a recipe leaves to the command line. A run keeps them.

@@ -1,13 +1,14 @@
-"""Opens a page on a trained run: `python -m realm_jax.serve --model_dir=…`.
+"""Serves a trained run on a page and over HTTP.
 
     python -m realm_jax.serve --model_dir=runs/qa --example_questions=dev.jsonl
     python -m realm_jax.serve --model_dir=runs/qa --masked_model_dir=runs/realm
     python -m realm_jax.serve --model_dir=runs/qa --port=0
 
-It answers questions and fills in sentences with [MASK], shows the evidence, and
-lets one edit it (docs/service.md). It needs the extra `serve`, listens on
-this machine alone unless --host says otherwise, and ends with SIGTERM or
-Ctrl-C. Of several processes, process 0 serves on its own devices.
+The page answers questions, fills in sentences with [MASK], and shows the
+evidence, which users can edit (docs/service.md). The command needs the extra
+`serve`. It listens only on this machine unless --host says otherwise, and ends
+with SIGTERM or Ctrl-C. If there are several processes, process 0 serves, on its
+own devices.
 """
 
 import contextlib
@@ -35,20 +36,21 @@ if TYPE_CHECKING:
 _HOST = flags.DEFINE_string(
   "host",
   "127.0.0.1",
-  "Address to listen on; 0.0.0.0 lets other machines ask: see --token.",
+  "Address to listen on; 0.0.0.0 accepts requests from other machines (see "
+  "--token).",
 )
 _ALLOWED_HOSTS = flags.DEFINE_list(
   "allowed_hosts",
   None,
-  "Names under which other machines may ask, such as gpu7.example.org. By "
-  "default any name where --host lets others in, and otherwise localhost.",
+  "Host names that requests may use, such as gpu7.example.org. The default is "
+  "any name if --host accepts other machines, and otherwise localhost.",
 )
 _TOKEN = flags.DEFINE_string(
   "token",
   None,
-  "Secret that every request must carry, as Authorization: Bearer TOKEN. By "
-  "default the environment variable REALM_JAX_TOKEN, which other users of the "
-  "machine cannot list.",
+  "Secret that every request must send, as Authorization: Bearer TOKEN. The "
+  "default is the environment variable REALM_JAX_TOKEN, which other users of "
+  "the machine cannot see.",
 )
 _PORT = flags.DEFINE_integer(
   "port", 8000, "Port to listen on; 0 takes a free one.", 0, 65535
@@ -56,58 +58,62 @@ _PORT = flags.DEFINE_integer(
 _MASKED_MODEL_DIR = flags.DEFINE_string(
   "masked_model_dir",
   None,
-  "MODEL_DIR of a run of pre-training over the same corpus, which fills in "
+  "MODEL_DIR of a pre-training run on the same corpus, which fills in "
   "sentences with [MASK].",
 )
 _MASKED_GIN_FILE = flags.DEFINE_multi_string(
   "masked_gin_file",
   [],
-  "Gin files of that run, which override what it has recorded.",
+  "Gin files for the run of --masked_model_dir, which override its recorded "
+  "settings.",
 )
 _EXAMPLE_QUESTIONS = flags.DEFINE_string(
   "example_questions",
   None,
-  "JSON Lines of questions; the page offers the first ones.",
+  "JSON Lines file of questions; the page offers the first few as examples.",
 )
 _MAX_WAITING = flags.DEFINE_integer(
   "max_waiting",
   64,
-  "Number of requests that may wait; others are told to try again.",
+  "Number of requests that may wait; any others must try again later.",
   lower_bound=1,
 )
 _FOLLOW = flags.DEFINE_bool(
   "follow",
   False,
-  "Load each newer checkpoint or snapshot of the run, and answer with it.",
-  # `realm_jax.evaluate` also has one of this name.
+  "Load each newer checkpoint or snapshot of the run, and switch to it.",
+  # `realm_jax.evaluate` also has a flag of this name.
   allow_override=True,
 )
 _ALLOW_UPDATES = flags.DEFINE_bool(
   "allow_updates",
   False,
-  "Let clients change blocks, by /update, for all who ask.",
+  "Let clients change blocks for all clients, by /update.",
 )
 
 _ACCEPT_FEEDBACK = flags.DEFINE_bool(
   "accept_feedback",
   False,
-  "Log what /retrieve finds, and take rewards by /feedback (docs/agents.md).",
+  "Log the results of /retrieve, and accept rewards by /feedback "
+  "(docs/agents.md).",
 )
 _FEEDBACK_DIR = flags.DEFINE_string(
-  "feedback_dir", None, "Folder of that log; by default MODEL_DIR/feedback."
+  "feedback_dir",
+  None,
+  "Folder of the feedback log; by default MODEL_DIR/feedback.",
 )
 _EXPLORE_TEMPERATURE = flags.DEFINE_float(
   "explore_temperature",
   None,
-  "Draw what /retrieve shows from a softmax of the candidates' scores divided "
-  "by this. By default the best are shown.",
+  "Sample the results of /retrieve from a softmax of the candidates' scores, "
+  "divided by this temperature. By default, /retrieve returns the best ones.",
   lower_bound=1e-3,
 )
 _POOL_SIZE = flags.DEFINE_integer(
-  "pool_size", 20, "Number of candidates of a query that are logged.", 1, 1000
+  "pool_size", 20, "Number of candidates to log for each query.", 1, 1000
 )
 _MAX_FEEDBACK_GIB = flags.DEFINE_float(
-  "max_feedback_gib", 16.0, "Size of the log beyond which it takes no more."
+  "max_feedback_gib", 16.0, "Size at which the feedback log is full."
 )
 
 _NUM_EXAMPLES = 4
@@ -116,7 +122,7 @@ _MAX_PAUSE_SECONDS = 300.0
 
 
 def main(argv: Sequence[str]) -> None:
-  """Loads the runs, and serves the page until a signal ends it."""
+  """Loads the runs, and serves the page until a signal arrives."""
   del argv
   config = command_line.configured(
     "realm_jax.evaluation.run:RunConfig", recipe=""
@@ -129,23 +135,23 @@ def main(argv: Sequence[str]) -> None:
   try:
     Agreement("serve").on_process_0("page", lambda: _serve(config()))
   except KeyboardInterrupt as error:
-    # While the runs were loaded; later the server takes the signal.
-    raise RealmError("ended before the page was served") from error
+    # This is while the runs are loaded; later, the server handles the signal.
+    raise RealmError("interrupted before the page was served") from error
 
 
 def _serve(config: "RunConfig") -> None:
   from realm_jax.serving import app
 
   try:
-    # Before minutes of loading: the port may be in use.
+    # Before the runs load for minutes, because the port may be in use.
     listening = app.listen(_HOST.value, _PORT.value)
   except OSError as error:
     raise RealmError(
       f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
-      f"({error.strerror}); end what uses it, or give another: --port=0 takes "
-      "a free one"
+      f"({error.strerror}); stop the process that uses it, or choose another "
+      "port: --port=0 takes a free one"
     ) from error
-  # They take seconds, which a port in use does not wait for.
+  # Imported after the port is known to be free, because this takes seconds.
   from realm_jax.evaluation.run import RunConfig, TrainedRun
   from realm_jax.inputs.question_files import read_json_lines
   from realm_jax.serving.service import Service
@@ -159,7 +165,7 @@ def _serve(config: "RunConfig") -> None:
       examples = [question.question for question in first]
     run, masked_run = TrainedRun.load(config), None
     if _MASKED_MODEL_DIR.value is not None:
-      # The run that fills in sentences, over the same corpus.
+      # The run that fills in sentences, on the same corpus.
       masked = configuration.parsed(
         RunConfig,
         _MASKED_GIN_FILE.value,
@@ -176,7 +182,7 @@ def _serve(config: "RunConfig") -> None:
     url = app.url_of(listening)
     token = _TOKEN.value or os.environ.get("REALM_JAX_TOKEN")
     if token:
-      # What follows the # stays in the browser.
+      # The browser does not send the part after #.
       url += f"/#{urllib.parse.quote(token)}"
     hosts = _ALLOWED_HOSTS.value
     if hosts is None and app.is_loopback(listening.getsockname()[0]):
@@ -191,18 +197,18 @@ def _serve(config: "RunConfig") -> None:
         f"The page is at {url}  (Ctrl-C ends it)", flush=True
       ),
     )
-    # After its end uvicorn raises the signal again.
+    # When uvicorn ends, it raises the signal again.
     with stop_on_signal(), contextlib.suppress(KeyboardInterrupt):
       app.server_of(page).run(sockets=[listening])
   if page.is_computing:
-    # The interpreter would wait for a compilation, or end in its midst.
+    # Otherwise Python would wait for a compilation, or crash during it.
     sys.stdout.flush()
     os._exit(0)
 
 
 @contextlib.contextmanager
 def _feedback(model_dir: epath.Path) -> Iterator["FeedbackConfig | None"]:
-  """Opens the log of feedback, which one service at a time writes."""
+  """Opens the feedback log, which only one service may write at a time."""
   from realm_jax.feedback.log import FeedbackLog, require_disk
   from realm_jax.serving.service import FeedbackConfig
   from realm_jax.storage.sole_process import sole_process
@@ -210,13 +216,13 @@ def _feedback(model_dir: epath.Path) -> Iterator["FeedbackConfig | None"]:
   if not _ACCEPT_FEEDBACK.value:
     if _EXPLORE_TEMPERATURE.value is not None:
       raise RealmError(
-        "--explore_temperature draws lists to learn from, which nothing logs; "
-        "add --accept_feedback"
+        "--explore_temperature samples lists to learn from, but without "
+        "--accept_feedback nothing logs them; add it"
       )
     yield None
     return
   directory = _FEEDBACK_DIR.value or os.fspath(model_dir / "feedback")
-  # Before a lease is asked for.
+  # Before requesting a lease, because leases also work in buckets.
   require_disk(directory)
   size = int(_MAX_FEEDBACK_GIB.value * 2**30)
   advice = "stop it, or give this one another --feedback_dir"
@@ -234,11 +240,11 @@ def follow(
   *,
   poll_seconds: float = _POLL_SECONDS,
 ) -> None:
-  """Answers with newer checkpoints and snapshots of a run, until a stop.
+  """Switches a service to newer checkpoints and snapshots, until `stop` is set.
 
-  What cannot be loaded is tried again after longer and longer pauses, or as
-  soon as there is something else. Meanwhile the service goes on as it is, and
-  says why in `/healthz`.
+  If they cannot be loaded, this tries again after growing pauses, or as soon as
+  there are others. Meanwhile the service continues with the ones that it has,
+  and `/healthz` says why.
   """
   from realm_jax.checkpoints.store import CheckpointStore
   from realm_jax.snapshots.manifest import MissingSnapshotError
@@ -260,16 +266,16 @@ def follow(
         run = newer
       known, pause, service.problem = now, poll_seconds, None
     except MissingSnapshotError:
-      # The builder is at work on it.
+      # The builder is still building it.
       known, service.problem = now, None
-    # A checkpoint may be removed while it is read, a bucket be away, or the
-    # devices have no room for two runs.
+    # For example, a checkpoint is removed while it is read, a bucket is
+    # unavailable, or the devices lack memory for two runs.
     except Exception as error:
       failed, pause = now, min(2 * pause, _MAX_PAUSE_SECONDS)
       retry_at = time.monotonic() + pause
       service.problem = f"{type(error).__name__}: {error}"
       logging.exception(
-        "going on with checkpoint %d, and trying again in %.0f s",
+        "continuing with checkpoint %d, and trying again in %.0f s",
         *(run.step, pause),
       )
 

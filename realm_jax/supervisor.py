@@ -1,13 +1,14 @@
 """Restarts a command that failed, which then resumes from its files.
 
 `realm_jax.train` and `realm_jax.build_index` start themselves again as a child
-of such a supervisor, unless they get `--max_restarts=0`. It imports neither jax
-nor TensorFlow, so that it takes a moment to start and little memory.
+of such a supervisor, except with `--max_restarts=0`. The supervisor imports
+neither jax nor TensorFlow, so it starts fast and needs little memory.
 
-A command is restarted after a bug, a signal, and every exit code but those of
-`_FINAL`: the same command would fail again, or would fight the process that has
-taken its role. Pauses between restarts grow from 1 to 60 seconds. The count of
-restarts, and with it the pause, begins anew after each new checkpoint.
+A command is restarted after a bug, a signal, and every exit code except those
+in `_FINAL`. After these, the same command would fail again, or would compete
+with the process that has taken its role. Pauses between restarts grow from 1 to
+60 seconds. After each new checkpoint, the count of restarts and the pause are
+reset.
 """
 
 import contextlib
@@ -23,11 +24,11 @@ from types import FrameType
 
 from realm_jax.errors import ExitCode
 
-# Environment variable of a supervised command: a name of its supervisor, which
-# starts a process only after the one before has ended.
+# Environment variable of a supervised command, with a name of its supervisor. A
+# supervisor never runs two processes at once.
 VARIABLE = "REALM_JAX_SUPERVISOR"
 MAX_RESTARTS = 10
-# The last one: nobody reads what it prints, as after `train --help | head`.
+# SIGPIPE means that nobody reads the output, as in `train --help | head`.
 _FINAL = (
   *(0, ExitCode.USER_ERROR, ExitCode.LOST_ROLE),
   128 + signal.SIGPIPE,
@@ -38,18 +39,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
-  """Runs a command, again and again, and passes SIGTERM and SIGINT on to it.
+  """Runs a command, restarts it, and forwards SIGTERM and SIGINT to it.
 
-  The command dies with this process on Linux, and is in a session of its own,
-  so that Ctrl-C reaches it once.
+  On Linux, the command dies with this process. It has its own session, so
+  Ctrl-C reaches it only once.
 
   Args:
     command: Command with its arguments.
-    folder: Folder, on a disk or in a bucket, in which a new step's subfolder
-      shows progress.
+    folder: Folder, on a disk or in a bucket, in which a subfolder for a new
+      step shows progress.
 
   Attributes:
-    stopped_by: The first signal that this process was told to stop by, or 0.
+    stopped_by: First signal that told this process to stop, or 0.
   """
 
   def __init__(self, command: Sequence[str], *, folder: str | None = None):
@@ -61,10 +62,10 @@ class Supervisor:
       signal.signal(number, self._pass_on)
 
   def run(self, max_restarts: int = MAX_RESTARTS) -> int:
-    """Runs the command until it succeeds, must not be repeated, or is stopped.
+    """Runs the command until it succeeds, cannot be repeated, or is stopped.
 
     Returns:
-      The last exit code; 128 plus the number of a signal, as in shells.
+      The last exit code, or 128 plus the number of a signal, as in shells.
     """
     restarts, reached = 0, -1
     while True:
@@ -103,7 +104,7 @@ class Supervisor:
       start_new_session=True,
       preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
-    # A signal may have come before there was a child to pass it on to.
+    # A signal may have arrived before there was a child to forward it to.
     if self.stopped_by:
       self._child.send_signal(self.stopped_by)
     code = self._child.wait()
@@ -117,35 +118,36 @@ class Supervisor:
 
 
 def supervise_this_command(folder: str) -> None:
-  """Becomes the supervisor of the command that this process was started as.
+  """Turns this process into the supervisor of its own command.
 
-  It returns where the command itself is to run: if it has a supervisor, or with
-  `--max_restarts=0`. `folder` is the one of MODEL_DIR that shows progress.
+  Returns only if this process should run the command itself, because it already
+  has a supervisor or because of `--max_restarts=0`. `folder` is the name of the
+  folder in MODEL_DIR that shows progress.
   """
   given = _value_of("max_restarts", sys.argv)
   count = MAX_RESTARTS if given is None else given
-  # What is no number is refused with the other flags.
+  # A value that is not a number is rejected later, with the other flags.
   if VARIABLE in os.environ or not str(count).isdecimal() or int(count) == 0:
     return
   command = [sys.executable, *sys.orig_argv[1:]]
   supervisor = Supervisor(command, folder=progress_folder(command, folder))
   code = supervisor.run(int(count))
   if supervisor.stopped_by and code == 128 + supervisor.stopped_by:
-    # Whoever has sent the signal sees that it ended this process.
+    # This shows the sender that the signal ended this process.
     signal.signal(supervisor.stopped_by, signal.SIG_DFL)
     os.kill(os.getpid(), supervisor.stopped_by)
   sys.exit(code)
 
 
 def progress_folder(command: Sequence[str], folder: str) -> str | None:
-  """Returns a folder of the MODEL_DIR that a command names, if it does."""
+  """Returns the path of a folder in a command's MODEL_DIR, if it has one."""
   model_dir = _value_of(r"(?:gin\.)?model_dir", command)
-  # As `--gin.MODEL_DIR='"runs/realm"'` it has quotes.
+  # In `--gin.MODEL_DIR='"runs/realm"'` it has quotes.
   return model_dir and model_dir.strip("'\"") + f"/{folder}"
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
-  """Returns the last value of a flag, `--FLAG=VALUE` or `--FLAG VALUE`."""
+  """Returns the last value of a flag, from `--FLAG=VALUE` or `--FLAG VALUE`."""
   value = None
   for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
     if found := re.fullmatch(f"--?{flag}(?:=(.*))?", argument, re.IGNORECASE):
@@ -154,9 +156,9 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
 
 
 def _latest_step(folder: str | None) -> int:
-  """Returns the last step that has a folder; −1 if that is not known."""
+  """Returns the last step that has a folder, or −1 if it is unknown."""
   names: Sequence[str] = ()
-  # A store that is away must not end the supervisor.
+  # An unavailable object store must not end the supervisor.
   with contextlib.suppress(Exception):
     if folder is not None and "://" in folder:
       from realm_jax.storage.paths import list_names

@@ -28,8 +28,8 @@ from realm_jax.tasks import open_qa
 def as_question(records: tf.data.Dataset) -> tf.data.Dataset:
   """Makes the record of a question from `inputs`, its answers from `targets`.
 
-  `targets` is a text, or a vector of alternatives, of which each epoch uses
-  another one. The `id` of a record without one is its position.
+  `targets` is a text, or a vector of alternatives; each epoch uses another one.
+  The `id` of a record without one is its position.
   """
   words = wordpieces()
 

@@ -1,1 +1,1 @@
-"""Corpora, texts and vectors that benchmarks measure on."""
+"""Corpora, texts and vectors for benchmarks."""

@@ -7,7 +7,7 @@ from experiments.data import CORPUS, GeneratedWorlds
 from experiments.demo.stages import demo_worlds
 from experiments.world import world
 
-# With fewer, some split of the questions has no two people to relate.
+# With fewer, some split of the questions would lack two people to relate.
 _MIN_OF_KIND = 32
 
 
@@ -21,7 +21,7 @@ def make_corpus(directory: Path, *, scale: float = 1.0) -> Path:
 
   Args:
     directory: Folder without a corpus.
-    scale: Factor for the numbers of entities; 1 gives the demo's world.
+    scale: Factor for the numbers of entities; 1 is the demo's world.
   """
   worlds = _worlds(scale)
   worlds.prepare(directory, worlds.world.seed)

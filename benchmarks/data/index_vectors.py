@@ -1,13 +1,13 @@
-"""Vectors and queries for the benchmark of indexes, in files.
+"""Files of vectors and queries for the benchmark of indexes.
 
-A folder has `vectors.npy`, float32 [N, d], and `queries.npy`, of which the
-first are for tuning. `trained_vectors` writes such a folder for a trained run.
+A folder has `vectors.npy`, float32 [N, d], and `queries.npy`, which starts with
+queries for tuning. `trained_vectors` writes such a folder for a trained run.
 
-Generated ones are like those of the demo's model, on which the constants below
-were chosen: their covariance has its eigenvalues, and searches of FAISS need as
-many lists and codes. They are a Gaussian mixture of 3,000 groups, whose sizes
-follow Zipf's law and whose widths differ, around a common mean, scaled to
-length 1. A query is such a vector that has moved away from its group.
+Generated vectors resemble the demo model's, from which the constants below were
+chosen: their covariance has the same eigenvalues, and searches with FAISS need
+the same number of lists and codes. They are a Gaussian mixture of 3,000 groups
+around a common mean, scaled to length 1. The sizes of groups follow Zipf's law,
+and their widths vary. A query is such a vector, moved away from its group.
 """
 
 import os
@@ -20,8 +20,8 @@ from realm_jax.indexes.protocol import QueryBatch
 
 _DIM = 128
 _GROUPS = 3000
-# The shares of a vector's variance that are within its group, and of a query's
-# that have nothing to do with it.
+# Share of a vector's variance that is within its group, and share of a query's
+# variance that is unrelated to its group.
 _WITHIN, _MOVED = 0.5, 0.35
 # Standard deviation of the vectors before they are scaled, if the mean is 1.
 _DEVIATION = 0.62
@@ -35,7 +35,7 @@ def vectors(folder: Path) -> Float32[np.ndarray, "n d"]:
 
 
 def queries(folder: Path) -> tuple[QueryBatch, QueryBatch]:
-  """Returns the queries to tune an index with, and those to measure it with."""
+  """Returns the queries for tuning an index, and the queries for measuring."""
   both = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
   tuning, measured = both[:_NUM_TUNING], both[_NUM_TUNING:][:_NUM_QUERIES]
   return QueryBatch.of_vectors(tuning), QueryBatch.of_vectors(measured)
@@ -54,7 +54,7 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
     return
   folder.mkdir(parents=True, exist_ok=True)
   rng = np.random.default_rng(seed)
-  # Falling variances, along random directions.
+  # Variances decrease, along random directions.
   deviations = np.exp(-0.165 * np.arange(_DIM) ** 0.66)
   deviations *= _DEVIATION / np.linalg.norm(deviations)
   axes, _ = np.linalg.qr(rng.standard_normal((_DIM, _DIM)))
@@ -76,7 +76,7 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
   np.save(folder / "queries.npy", draw(_NUM_TUNING + _NUM_QUERIES, _MOVED))
-  # The file gets its name when it is complete.
+  # The file is renamed when it is complete.
   unfinished = made.with_suffix(".unfinished")
   array = np.lib.format.open_memmap(
     unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)

@@ -1,6 +1,6 @@
-"""Readers of six public data sets, which `benchmarks/README.md` lists.
+"""Reads six public data sets, which `benchmarks/README.md` lists.
 
-Each raises FileNotFoundError if the folder of texts lacks a file.
+All functions raise a FileNotFoundError if the folder of texts lacks a file.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# XQuAD's languages, of those that are read.
+# Languages of XQuAD that are read.
 LANGUAGES = ("en", "es", "de", "ru", "ar", "hi", "th", "zh")
 # Default of --texts_dir, next to the clone.
 TEXTS_DIR = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -38,9 +38,9 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
 
 
 def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
-  """Reads titles and texts of the distinct paragraphs, a corpus of real text.
+  """Reads the titles and texts of distinct paragraphs, a corpus of real text.
 
-  They are those of QED, of WikiText-2 and of XQuAD.
+  They are from QED, WikiText-2 and XQuAD.
   """
   paragraphs = [
     (row["title_text"], row["paragraph_text"]) for row in _qed(folder)
@@ -58,8 +58,8 @@ def judged_paragraphs(
   """Reads `titled_paragraphs`, and the questions about some of them.
 
   Returns:
-    The paragraphs, and of each question of QED and XQuAD its text, the number
-    of its paragraph, and the answers that are texts of it.
+    The paragraphs; and for each question of QED and XQuAD, its text, the number
+    of its paragraph, and the answers that are substrings of the paragraph.
   """
   paragraphs = titled_paragraphs(folder)
   numbers = {one: number for number, one in enumerate(paragraphs)}
@@ -75,7 +75,7 @@ def judged_paragraphs(
 
 
 def questions(folder: Path) -> list[str]:
-  """Reads the questions of QED and XQuAD, about `titled_paragraphs`."""
+  """Reads the questions of QED and XQuAD about `titled_paragraphs`."""
   texts = [row["question_text"] for row in _qed(folder)]
   for _, paragraph in xquad(folder):
     texts += [row["question"] for row in paragraph["qas"]]
@@ -93,7 +93,7 @@ def _wikitext(folder: Path) -> Iterator[dict[str, Any]]:
 def xquad(
   folder: Path, language: str = "en"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields SQuAD's paragraphs with the titles of their articles."""
+  """Yields XQuAD's paragraphs with the titles of their articles."""
   source = "xquad_en" if language == "en" else "xquad"
   file = folder / source / f"xquad.{language}.json"
   for article in json.loads(file.read_text(encoding="utf-8"))["data"]:

@@ -1,13 +1,13 @@
-"""Vectors of a trained run: of blocks and, by its query tower, of questions.
+"""Writes a trained run's vectors of blocks and questions.
 
     python -m benchmarks.data.trained_vectors --model_dir=out/demo/realm \\
       --world_scale=100 --output_dir=out/vectors/demo
     python -m benchmarks.data.trained_vectors --model_dir=runs/minilm \\
       --texts_dir=../shared/data --block_length=32 --output_dir=out/minilm
 
-The first command generates the demo's world at 100 times its size, about a
-million blocks; the second cuts the texts at hand into blocks. The folder
-`vectors` of what is written is an argument of `benchmarks.index`.
+The first command generates the demo's world at 100 times its size, with about a
+million blocks. The second one splits real texts into blocks. The folder
+`vectors` in the output can be passed to `benchmarks.index`.
 """
 
 import json
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
-  # An import has its vocabulary in MODEL_DIR, and no corpus.
+  # An import has no corpus, but its vocabulary is in MODEL_DIR.
   vocab = given.model_dir / "vocab.txt"
   if not vocab.exists():
     vocab = made / "vocab.txt"

@@ -1,1 +1,1 @@
-"""REALM's ablations: rows, the runs that they share, and what came out."""
+"""REALM's ablations: rows, the runs that they share, and their results."""

@@ -1,18 +1,19 @@
-"""Runs REALM's ablations: which of its parts matter, over several seeds.
+"""Runs REALM's ablations, which measure the effect of its parts.
 
     python -m experiments.ablation \\
       --gin_file=experiments/gin/demo/ablation.gin --output_dir=out/ablation
 
-The default rows are those of the paper's Table 2, and `--rows=all` adds further
-ones (docs/results.md). experiments/gin/objectives/ablation.gin has those of
-`--rows=objectives` and `--rows=staleness`. Each is pre-trained with an index
-builder, fine-tuned on open QA and evaluated. The command prints means, standard
-deviations and paired tests against REALM, and writes them with plots to
---output_dir. `--dry_run` lists the runs, and which rows share them.
+By default, the rows are the paper's Table 2, and `--rows=all` adds further rows
+(docs/results.md). experiments/gin/objectives/ablation.gin defines the rows of
+`--rows=objectives` and `--rows=staleness`. Each row is pre-trained with an
+index builder, fine-tuned on open QA and evaluated, with several seeds. The
+command prints means, standard deviations and paired tests against REALM, and
+writes them to --output_dir with plots. `--dry_run` lists the runs, and the rows
+that share them.
 
-What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
-a checkpoint, the same command continues. A run that was begun with another
-corpus, seed or batch size is refused by `train`; the reports name the commit.
+Finished runs are reused: after SIGTERM or Ctrl-C, which let a trainer save a
+checkpoint, the same command continues. `train` refuses to continue a run with
+another corpus, seed or batch size. The reports include the commit.
 """
 
 import os
@@ -30,28 +31,28 @@ from realm_jax.storage.sole_process import sole_process
 _ROWS = flags.DEFINE_list(
   "rows",
   [],
-  "Rows by name; or a part of them, or `all`. By default those of Table 2, all "
-  "rows over two languages, or the objectives.",
+  "Names of rows, names of parts, or `all`. The default is the rows of Table "
+  "2, all rows in two languages, or the objectives.",
 )
 _SEEDS = flags.DEFINE_integer(
   "seeds", None, "Number of seeds; by default the recipe's.", lower_bound=1
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", "out/ablation", "Directory of all runs and of the report."
+  "output_dir", "out/ablation", "Directory of all runs and the report."
 )
 _JSON = flags.DEFINE_string(
   "json",
   None,
-  "File of the results, beside which the report is written; by default "
-  "OUTPUT_DIR/ablation.json.",
+  "File for the results, by default OUTPUT_DIR/ablation.json. The report is "
+  "written to the same folder.",
 )
 _DRY_RUN = flags.DEFINE_bool(
-  "dry_run", False, "List the runs and the rows that share them; run nothing."
+  "dry_run", False, "Only list the runs, and the rows that share them."
 )
 
 
 def main(argv: Sequence[str]) -> None:
-  """Makes the runs of the chosen rows, and reports."""
+  """Runs the chosen rows, and writes the report."""
   del argv
   from experiments.ablation import report
   from experiments.ablation.plan import chosen_ablation
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
   if _DRY_RUN.value:
     print(report.plan_table(plans))
     return
-  # Ctrl-C stops what SIGTERM stops.
+  # Ctrl-C has the effect of SIGTERM.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
   with sole_process(folder, "ablation", advice=advice):

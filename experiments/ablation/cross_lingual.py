@@ -1,12 +1,12 @@
-"""Knowledge that crosses languages: rows over worlds in two languages.
+"""Transfer of knowledge between languages: rows in worlds with two languages.
 
-Queries are masked statements in the low-resource language, whose own corpus
-states some of the facts that they ask for. The corpus of the high-resource
+Queries are masked statements in the low-resource language. The corpus of this
+language states only some of their facts. The corpus of the high-resource
 language states all of them.
 
-A seed has a folder of its own. The last checkpoint of a row's run embeds the
-blocks that the row searches in `snapshots/ROW`, and `evaluations/ROW` has the
-statements by where their facts are stated.
+Each seed has its own folder. `snapshots/ROW` has the blocks that a row
+searches, embedded with the last checkpoint of its run. `evaluations/ROW` groups
+the statements by the languages in which their facts are stated.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from experiments.world.second_language import StatedIn
 
 @dataclasses.dataclass(frozen=True)
 class CrossLingualRow(Row):
-  """A row: a run, whose last checkpoint searches a corpus.
+  """A row: a run, and a corpus that its last checkpoint searches.
 
   Attributes:
     run: Name of the run.
-    corpus: Corpus that is searched.
+    corpus: Corpus to search.
     evaluation: Recipe of the evaluation.
   """
 
@@ -39,14 +39,17 @@ class CrossLingualRow(Row):
 
 @dataclasses.dataclass(frozen=True)
 class CrossLingualConfig(AblationConfig):
-  """Rows over worlds in two languages; REALM's searches both in training."""
+  """Rows in worlds with two languages.
+
+  In training, REALM's row searches both languages.
+  """
 
   row: ClassVar[type[Row]] = CrossLingualRow
 
   def results(
     self, steps: SeedSteps, row: CrossLingualRow
   ) -> Iterator[tuple[str, Step]]:
-    """Yields the evaluations of statements, by where facts are stated."""
+    """Yields the evaluations of statements, by the languages of their facts."""
     run, corpus = _runs(steps)[row.run], steps.path(row.corpus)
     name = f"snapshots/{row.name}"
     snapshot = steps.build_index(run, name, CORPUS_DIR=corpus)
@@ -61,11 +64,11 @@ class CrossLingualConfig(AblationConfig):
 
 
 def _runs(steps: Steps) -> dict[str, Step]:
-  """Makes the runs that a row may have, by their names."""
+  """Returns the possible runs of rows, by name."""
   own, high = steps.path(OWN_CORPUS), steps.path(HIGH_CORPUS)
   cloze, made = "inverse_cloze", {}
-  # One language after the other, because the negatives of a batch would
-  # otherwise teach to prefer blocks in the query's language.
+  # One language after the other. Otherwise the negatives of a batch would teach
+  # the retriever to prefer blocks in the query's language.
   first = steps.train(f"both/{cloze}_high", cloze, CORPUS_DIR=high)
   for name, corpus, start in (
     ("own", own, None),
@@ -73,8 +76,8 @@ def _runs(steps: Steps) -> dict[str, Step]:
   ):
     retriever = steps.train(f"{name}/{cloze}", cloze, start, CORPUS_DIR=own)
     reader = steps.train(f"{name}/reading", "reading", CORPUS_DIR=corpus)
-    # With a reader to start from, runs search a corpus for masked sentences of
-    # the own one.
+    # Starting from a reader, these runs search one of the corpora for masked
+    # sentences of the own language.
     for run, recipe, searched in (
       (f"{name}/reading_retrieved", "reading_retrieved", corpus),
       (f"{name}/pretraining", "pretraining", corpus),

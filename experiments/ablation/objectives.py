@@ -1,18 +1,19 @@
-"""What trains a retriever best: the objectives of pre-training, compared.
+"""Compares the objectives with which pre-training trains a retriever.
 
 All rows start from the same retriever, trained by inverse cloze, and from the
-same reader. Three plans follow each other:
+same reader. There are three plans, one after the other:
 
-1. A few steps of each row, while nothing else runs, give the cost of its step
-   (`costs.json`), from which the steps follow that take as long as REALM's.
-2. On a development world each row tries the same grid of temperatures of p(z|x)
-   and learning rates of the retriever. The setting that finds most of the
-   masked statements (recall@1) is chosen.
-3. On other worlds each row is trained for as many steps as REALM, and for as
-   many seconds.
+1. A few steps of each row, while nothing else runs, measure the cost of its
+   step (`costs.json`). This determines the number of steps that take as long as
+   REALM's.
+2. In a development world, each row tries the same grid of temperatures of
+   p(z|x) and learning rates of the retriever. The setting with the best
+   recall@1 for masked statements is chosen.
+3. In other worlds, each row is trained for the same number of steps as REALM,
+   and for the same time.
 
-A seed has a folder of its own: `snapshots/ROW` has the blocks as the last
-checkpoint of a row embeds them, and `evaluations/ROW` its metrics.
+Each seed has its own folder. `snapshots/ROW` has the blocks, embedded with the
+last checkpoint of a row, and `evaluations/ROW` its metrics.
 """
 
 import dataclasses
@@ -40,11 +41,11 @@ from realm_jax.training.metric_rows import read_rows
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveRow(Row):
-  """A row: what the retriever learns from after inverse cloze.
+  """A row: an objective for the retriever, after inverse cloze.
 
   Attributes:
-    base: Name of the row whose temperature and learning rate it takes; None
-      for its own.
+    base: Name of the row from which to take temperature and learning rate; None
+      chooses them for this row.
   """
 
   part: str = "objectives"
@@ -52,14 +53,14 @@ class ObjectiveRow(Row):
 
   @property
   def tuned_as(self) -> str:
-    """Name of that row, or its own."""
+    """Name of the row with its temperature and learning rate."""
     return self.base or self.name
 
   @property
   def is_pretraining(self) -> bool:
-    """Whether it is pre-training, and not more of inverse cloze.
+    """Whether it is pre-training instead of more inverse cloze.
 
-    Steps of other rows are of another kind: they are compared by seconds alone.
+    Steps of other rows are of another kind, so only times are compared.
     """
     return self.pretrains and self.recipe == "pretraining"
 
@@ -70,7 +71,7 @@ class ObjectiveRow(Row):
     bindings: Mapping[str, Value | Multiple] = {},
     **changes: Any,
   ) -> "ObjectiveRow":
-    """Returns the row with a longer name, more bindings and other changes."""
+    """Returns the row with a suffix, more bindings and other changes."""
     return dataclasses.replace(
       self,
       name=f"{self.name}{suffix}",
@@ -79,10 +80,10 @@ class ObjectiveRow(Row):
     )
 
   def tuned(self, temperature: float, rate: float) -> "ObjectiveRow":
-    """Returns the row with a setting of the grid: factors of the recipe's.
+    """Returns the row with a setting of the grid, as factors of the recipe's.
 
-    The temperature of p(z|x) is 1 / SCORE_SCALE, and the rate is that at which
-    the retriever learns.
+    The temperature of p(z|x) is 1 / SCORE_SCALE, and the rate is the learning
+    rate of the retriever.
     """
     scale, rates = "SCORE_SCALE", "RETRIEVER_RATE_SCALE"
     return self.changed(
@@ -90,21 +91,22 @@ class ObjectiveRow(Row):
     )
 
 
-# The best temperature and rate of a row's grid, and what the report says of it.
+# The best temperature and rate in a row's grid, and columns for the report.
 _Setting = tuple[tuple[float, float], dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectivesConfig(AblationConfig):
-  """The objectives at equal steps and at equal seconds, and their staleness.
+  """Objectives at equal steps and at equal time, and with stale indexes.
 
   Attributes:
-    temperatures, rates: The grid: see `ObjectiveRow.tuned`.
-    development_seed: Seed of the world on which a row's setting is chosen.
-    num_cost_steps: Steps by which the cost of a row's step is measured.
-    stale_rows: Name, title and bindings of the rows with a stale index, the
-      freshest first, with which others are compared.
-    stale_objectives: Rows of pre-training that have these, beside REALM's.
+    temperatures, rates: Values in the grid; see `ObjectiveRow.tuned`.
+    development_seed: Seed of the world in which a row's setting is chosen.
+    num_cost_steps: Number of steps to measure the cost of a row's step.
+    stale_rows: Name, title and bindings of rows with a stale index. The first
+      one is the freshest, with which the others are compared.
+    stale_objectives: Rows, besides REALM's, that have versions with a stale
+      index.
   """
 
   temperatures: Sequence[float] = (1.0, 0.5, 2.0)
@@ -119,7 +121,8 @@ class ObjectivesConfig(AblationConfig):
     super().__post_init__()
     if self.data.files(Path()).sentences is None:
       raise RealmError(
-        "settings are chosen by masked statements: set SENTENCES"
+        "masked statements are missing, by which settings are chosen: set "
+        "SENTENCES"
       )
     known = [row.name for row in super().all_rows() if row.is_pretraining]
     if unknown := {*self.stale_objectives} - {*known}:
@@ -129,7 +132,7 @@ class ObjectivesConfig(AblationConfig):
       )
 
   def all_rows(self) -> list[Any]:
-    """Returns the rows, and the stale ones of those whose index gets stale."""
+    """Returns the rows, and their versions with a stale index."""
     rows, stale_rows = super().all_rows(), self.stale_rows
     freshest = stale_rows[0]["name"] if stale_rows else ""
     return rows + [
@@ -139,7 +142,7 @@ class ObjectivesConfig(AblationConfig):
         title=f"{base.title}, {stale['title']}",
         part="staleness",
         base=base.name,
-        # The freshest itself is compared with REALM.
+        # The freshest version is compared with REALM.
         reference=f"{base.name}_{freshest}" if place else REALM,
       )
       for base in rows
@@ -151,12 +154,12 @@ class ObjectivesConfig(AblationConfig):
     self, steps: SeedSteps, row: ObjectiveRow
   ) -> Iterator[tuple[str, Step]]:
     """Yields the row's run, its evaluations, and its answers if wanted."""
-    # Without pre-training it keeps the retriever of inverse cloze, and has a
+    # A row without pre-training has the retriever of inverse cloze, and a
     # reader.
     run, last, scale = steps.reader, {}, {}
     if row.pretrains:
       run, config = steps.pretraining(row), steps.pretrainings[row.name].config
-      # By default the builder takes the one that the last checkpoint has used.
+      # By default, the builder takes the snapshot of the last checkpoint.
       last["CHECKPOINT_STEP"] = config.num_steps
       scale["SCORE_SCALE"] = config.retriever.score_scale
     yield "run", run
@@ -180,18 +183,17 @@ class ObjectivesConfig(AblationConfig):
   def plans(
     self, rows: Sequence[Any], seeds: Sequence[int], folder: Path
   ) -> Iterator[Plan]:
-    """Yields the plans of costs, of the development world and of the rows.
+    """Yields the plans for costs, for the development world and for the rows.
 
-    After plans that were not executed, the next ones have the recipes' own
-    settings.
+    If earlier plans were not executed, later ones have the recipes' settings.
     """
     if self.development_seed in seeds:
       raise RealmError(
-        f"seed {self.development_seed} is that of the development world; "
-        "change DEVELOPMENT_SEED or FIRST_SEED"
+        f"seed {self.development_seed} is for the development world; change "
+        "DEVELOPMENT_SEED or FIRST_SEED"
       )
     names = {START, *(row.name for row in rows)}
-    # Those whose settings they take have the first names for shared runs.
+    # Rows from which settings are taken come first in names of shared runs.
     bases = {row.tuned_as for row in rows}
     among = [row for row in self.all_rows() if row.name in names | bases]
     timed = [
@@ -204,7 +206,7 @@ class ObjectivesConfig(AblationConfig):
       costs = yield from self._measure(timed, folder)
       twins = self._timed(timed, costs)
       names |= {row.name for row in twins}
-      # Those of other stages are their own twins.
+      # Rows of other stages are replaced by their twins.
       among = [row for row in among if row.is_pretraining or not row.pretrains]
       among += twins
     own = [row for row in among if row.tuned_as == row.name and row.pretrains]
@@ -230,10 +232,10 @@ class ObjectivesConfig(AblationConfig):
   def _measure(
     self, rows: Sequence[ObjectiveRow], folder: Path
   ) -> Generator[Plan, None, Mapping[str, float]]:
-    """Returns the seconds of each row's step, by its name.
+    """Returns the time of each row's step in seconds, by name of the row.
 
-    What was measured before is not measured again. During these steps no index
-    is built, and snapshot 0 is searched.
+    Earlier measurements are reused. During these steps no index is built, and
+    snapshot 0 is searched.
     """
     path = folder / "costs.json"
     costs = json.loads(path.read_text()) if path.exists() else {}
@@ -260,7 +262,7 @@ class ObjectivesConfig(AblationConfig):
   def _timed(
     self, rows: Sequence[ObjectiveRow], costs: Mapping[str, float]
   ) -> list[ObjectiveRow]:
-    """Returns twins, trained for as many seconds as REALM, the first row."""
+    """Returns twins that train for as long as REALM, which is the first row."""
     realm = read_pretrainings(self, rows[:1])[REALM].config
     timed = []
     for row in rows[1:]:
@@ -280,9 +282,9 @@ class ObjectivesConfig(AblationConfig):
   def _choose(
     self, rows: Sequence[ObjectiveRow], folder: Path
   ) -> Generator[Plan, None, dict[str, _Setting]]:
-    """Returns each row's best setting on the development world, by its name.
+    """Returns each row's best setting in the development world, by name.
 
-    It has the highest recall@1 of statements, the first of equal ones.
+    It is the first one with the highest recall@1 for statements.
     """
     points = [*itertools.product(self.temperatures, self.rates)]
     tried = {

@@ -1,17 +1,18 @@
-"""Which runs the rows need, and which of them they share.
+"""Plans the runs that rows need. Rows share some of their runs.
 
-The runs of a seed, in a folder of their own:
+Each seed has a folder with its runs:
 
-    inverse_cloze, reading    one each, for all rows
-    reading_retrieved         the same, if it has a recipe
-    baseline_reader           reading goes on, for as many examples as REALM has
-    pretraining/ROW           one for each configuration that differs
-    open_qa/ROW               one for each pair of a retriever and a reader
-    evaluations/ROW/…         of open_qa/ROW: `answers`, after fine-tuning, and
-                              `zero_shot`, of the retriever that it starts from
+    inverse_cloze, reading    one run each, for all rows
+    reading_retrieved         one run for all rows, if it has a recipe
+    baseline_reader           reading, continued for REALM's number of examples
+    pretraining/ROW           one run for each different configuration
+    open_qa/ROW               one run for each pair of a retriever and a reader
+    evaluations/ROW/…         evaluations of open_qa/ROW: `answers`, after
+                              fine-tuning, and `zero_shot`, of the retriever
+                              that it starts from
 
-ROW is the first row of `ROWS` that has the run, whichever rows are chosen, so
-that a later command with other rows finds it again.
+ROW is the first row of `ROWS` that uses the run, even if it is not chosen, so a
+later command with other rows finds the run.
 """
 
 import dataclasses
@@ -29,17 +30,21 @@ from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
-# Reading goes on with retrieved blocks, if it has a recipe.
+# Stage that continues reading with retrieved blocks, if it has a recipe.
 _READING_RETRIEVED = "reading_retrieved"
 
-# The steps that have a row's results with one seed, by what these are.
+# Steps with a row's results for one seed, by kind of result.
 Results = dict[str, Step]
 
 
 class Metric(NamedTuple):
-  """A figure of a row: its names in JSON and in tables, and where it is.
+  """A metric of a row.
 
-  That is one of a row's results, and the name of each question's score in it.
+  Attributes:
+    name: Name in JSON.
+    title: Name in tables.
+    result: Kind of the row's result that has the metric.
+    score: Name of each question's score in this result.
   """
 
   name: str
@@ -49,12 +54,12 @@ class Metric(NamedTuple):
 
 
 class Pretraining(NamedTuple):
-  """What a row pre-trains.
+  """The pre-training of a row.
 
   Attributes:
-    row: First row that trains the same, after which the run is named.
-    bindings: Bindings over its recipe.
-    config: What they make.
+    row: First row with the same pre-training, after which the run is named.
+    bindings: Bindings in addition to its recipe.
+    config: Resulting configuration.
   """
 
   row: Row
@@ -70,12 +75,12 @@ class Pretraining(NamedTuple):
 
 
 class SeedSteps(Steps):
-  """The steps of one seed, in a folder of their own.
+  """The steps of one seed, in its folder.
 
   Attributes:
-    data: Where the data of the seed are.
-    rows: All rows, the first of which that has a run gives it its name.
-    pretrainings: What rows pre-train, by their names.
+    data: Data of the seed.
+    rows: All rows. A run is named after the first row that uses it.
+    pretrainings: Pre-training of each row, by name of the row.
   """
 
   def __init__(
@@ -101,13 +106,13 @@ class SeedSteps(Steps):
       self._start["INITIAL_CHECKPOINT"] = str(config.initial_checkpoint)
 
   def answers(self, row: Row) -> Step:
-    """Makes the evaluation of a row's answers, after its fine-tuning."""
+    """Returns the evaluation of a row's answers after fine-tuning."""
     run, questions = self.open_qa(row), str(self.data.questions)
     name = f"{run.folder.name}/answers"
     return self.evaluate(name, "eval", run, QUESTIONS=questions)
 
   def open_qa(self, row: Row) -> Step:
-    """Makes open QA, which rows share that start from the same runs."""
+    """Returns open QA, which rows share if they start from the same runs."""
     parts = self._parts(row)
     first = next(one for one in self.rows if self._parts(one) == parts)
     name = f"open_qa/{first.name}"
@@ -132,7 +137,7 @@ class SeedSteps(Steps):
 
   @functools.cached_property
   def reading(self) -> Step:
-    """The reader that has read the sources of masked sentences alone."""
+    """The reader that was only trained on the sources of masked sentences."""
     return self.train("reading", "reading", **self._start)
 
   @functools.cached_property
@@ -141,13 +146,13 @@ class SeedSteps(Steps):
     name = _READING_RETRIEVED
     if name not in self.recipes:
       return self.reading
-    # It reads the blocks that the inverse-cloze retriever finds.
+    # The inverse-cloze retriever finds the blocks to read.
     builder = self.first_snapshot(name)
     return self.train(name, name, self.inverse_cloze, self.reading, builder)
 
   @functools.cached_property
   def baseline_reader(self) -> Step:
-    """A reader that has read as many masked examples as REALM's."""
+    """A reader that has read the same number of masked examples as REALM's."""
     realm = self.pretrainings[REALM].config
     batch_size, num_steps = realm.data.batch_size, realm.num_steps
     if _READING_RETRIEVED in self.recipes:
@@ -164,7 +169,7 @@ class SeedSteps(Steps):
     )
 
   def pretraining(self, row: Row) -> Step:
-    """Makes a row's pre-training, which rows share that train the same."""
+    """Returns a row's pre-training, shared by rows with equal settings."""
     first, bindings, config = self.pretrainings[row.name]
     step = self.pretrain(f"pretraining/{first.name}", first, bindings)
     if not config.stage.retrieval or config.keeps_rolling_index:
@@ -179,7 +184,7 @@ class SeedSteps(Steps):
   def pretrain(
     self, name: str, row: Row, bindings: Mapping[str, Value]
   ) -> Step:
-    """Makes what a row pre-trains, with bindings over its recipe."""
+    """Returns a row's pre-training, with bindings added to its recipe."""
     retriever = self.inverse_cloze if row.from_inverse_cloze else None
     reader = self.reader if row.recipe == "pretraining" else None
     if retriever is None:
@@ -190,8 +195,8 @@ class SeedSteps(Steps):
 def read_pretrainings(
   config: "AblationConfig", rows: Iterable[Row]
 ) -> dict[str, Pretraining]:
-  """Reads what rows pre-train, by their names, from the recipes."""
-  # Seeds differ in paths alone.
+  """Reads the pre-training of rows from their recipes, by name of the row."""
+  # Seeds only differ in paths.
   steps = SeedSteps(config, Path("seed"), config.first_seed)
   recipes: dict[str, TrainConfig] = {}
   first: dict[str, Row] = {}
@@ -200,14 +205,14 @@ def read_pretrainings(
     if not row.pretrains:
       continue
     if row.recipe not in recipes:
-      # Runs that wait need a lag, which is a multiple.
+      # Runs that wait for snapshots need a lag, which is a multiple.
       plain = steps.pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
       recipes[row.recipe] = plain.command.build()
     bindings = _without_multiples(row, recipes[row.recipe])
     built = steps.pretrain("run", row, bindings).command.build()
     every = built.refresh_every_steps
     refresh = dataclasses.replace(built.refresh, refresh_every_steps=every)
-    # Equal where two rows train the same.
+    # Equal if two rows have the same pre-training.
     key = repr(dataclasses.replace(built, refresh=refresh))
     named_after = first.setdefault(key, row)
     found[row.name] = Pretraining(named_after, bindings, built)
@@ -215,7 +220,7 @@ def read_pretrainings(
 
 
 def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
-  """Returns a row's bindings, with the recipe's values for multiples."""
+  """Returns a row's bindings, with multiples computed from the recipe."""
   bound = {**SHARED_BINDINGS, **row.bindings}
   values = {n: of for n, of in bound.items() if not isinstance(of, tuple)}
   sizes: dict[str, Any] = {
@@ -229,7 +234,7 @@ def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
     if isinstance(value, tuple):
       multiple, save = value[0] * sizes[value[1]], sizes["SAVE_EVERY_STEPS"]
       if name == "REFRESH_EVERY_STEPS":
-        # Snapshots are built from checkpoints, so it is rounded up.
+        # Rounded up, because snapshots are built from checkpoints.
         multiple = -(-multiple // save) * save
       values[name] = multiple
   return values
@@ -241,12 +246,11 @@ class Plan:
   Attributes:
     rows, metrics: Rows and metrics of the report.
     folder, seeds: Folder of all seeds, and the folder of each, by seed.
-    uses: Steps, in an order in which they can be made, with the names of the
-      rows that share them; those of one seed stand together.
+    uses: Steps in a possible order of execution, seed by seed, with the names
+      of the rows that share them.
     results: Results by row, one for each seed.
-    pretrainings: What rows pre-train, by their names.
-    training: What the report says of the training of rows, by row and by
-      column.
+    pretrainings: Pre-training of each row, by name of the row.
+    training: Columns of the report about the training of rows, by row.
   """
 
   def __init__(
@@ -257,7 +261,7 @@ class Plan:
     seeds: Sequence[int],
     folder: Path,
   ):
-    """Plans rows; the first one `among` all rows that has a run names it."""
+    """Plans rows; runs are named after the first row `among` all rows."""
     self.rows, self.folder = rows, folder
     self._data = config.data
     self.seeds = {seed: folder / f"seed-{seed}" for seed in seeds}
@@ -276,9 +280,9 @@ class Plan:
             _, users = self.uses.setdefault(step.folder, (step, []))
             if row.name not in users:
               users.append(row.name)
-    # An error of a command shows before hours of work. Commands that bind the
-    # same names over the same files differ in paths and seeds alone, and what
-    # rows pre-train has been read.
+    # Finds errors in commands before hours of work. Commands with the same
+    # files and names of bindings only differ in paths and seeds, and the
+    # pre-training of rows was read above.
     commands = {
       (*command.gin_files, *command.bindings): command
       for step, _ in self.uses.values()
@@ -288,7 +292,7 @@ class Plan:
       command.configured()
 
   def execute(self) -> None:
-    """Makes the data of the seeds, and runs what is left of the steps."""
+    """Prepares the data of all seeds, and runs unfinished steps."""
     for seed, own in self.seeds.items():
       self._data.prepare(own, seed)
     for number, (step, users) in enumerate(self.uses.values(), 1):
@@ -302,7 +306,7 @@ class Plan:
         run(step)
 
   def is_finished(self) -> bool:
-    """Returns whether all its steps are."""
+    """Returns whether all steps are finished."""
     return all(step.is_finished() for step, _ in self.uses.values())
 
 
@@ -311,17 +315,17 @@ class AblationConfig:
   """One ablation: stages, data, seeds and budget.
 
   Attributes:
-    recipes: Gin files by stage; of `reading_retrieved`, if pre-training should
-      start from such a reader.
+    recipes: Gin files by stage. `reading_retrieved` is optional: pre-training
+      starts from its reader.
     data: Corpus and questions of each seed.
     num_seeds: Number of seeds.
     first_seed: First seed; the others follow it.
-    num_steps: Steps by stage, where they are not the recipe's.
+    num_steps: Number of steps by stage, if not the recipe's.
     extra_gin_files: Gin files that are applied after each stage's recipe.
     initial_checkpoint: Checkpoint that inverse cloze and reading start from,
       such as an import of BERT; None starts from random weights.
-    rows: Rows, whose fields are those of `Row`.
-    metrics: Figures of the report, in the order of the fields of `Metric`.
+    rows: Fields of each row, as in `Row`.
+    metrics: Metrics in the report, each with the fields of `Metric` in order.
   """
 
   recipes: Mapping[str, Sequence[str]]
@@ -339,15 +343,15 @@ class AblationConfig:
     require_valid(self)
     if unknown := {*self.num_steps} - {*self.recipes}:
       raise RealmError(
-        f"num_steps of {min(unknown)!r}; want some of "
+        f"num_steps has {min(unknown)!r}; want some of "
         f"{', '.join(self.recipes)}: change NUM_STEPS"
       )
 
   def all_rows(self) -> list[Any]:
-    """Returns all rows, of which a command chooses some.
+    """Returns all rows, from which a command chooses some.
 
     Raises:
-      RealmError: A row has a field that rows do not have, or lacks one.
+      RealmError: A row has an unknown field, or lacks a required one.
     """
     try:
       return [self.row(**fields) for fields in self.rows]
@@ -355,9 +359,9 @@ class AblationConfig:
       raise RealmError(f"{error}: change ROWS") from error
 
   def results(self, steps: SeedSteps, row: Any) -> Iterator[tuple[str, Step]]:
-    """Yields the steps that have a row's results, by what these are.
+    """Yields the steps with a row's results, by kind of result.
 
-    They are its answers, and what its retriever finds before fine-tuning.
+    The results are its answers, and its retrieval before fine-tuning.
     """
     yield "answers", steps.answers(row)
     run = steps.open_qa(row)
@@ -373,9 +377,9 @@ class AblationConfig:
   def plans(
     self, rows: Sequence[Any], seeds: Sequence[int], folder: Path
   ) -> Iterator[Plan]:
-    """Yields the plans of rows and seeds, of which the last one is reported.
+    """Yields the plans of rows and seeds; the last one is for the report.
 
-    Each is executed before the next one is made, unless it is only listed.
+    Each plan is executed before the next one is made, unless it is only listed.
 
     Raises:
       ValueError: A recipe or binding is wrong.
@@ -384,5 +388,5 @@ class AblationConfig:
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:
-  """Returns the ablation that gin binds, by default the paper's."""
+  """Returns the ablation that gin configures, by default the paper's."""
   return ablation

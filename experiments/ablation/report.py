@@ -1,4 +1,4 @@
-"""The results of rows, over seeds and compared with REALM, and their report."""
+"""Results of rows over seeds, their comparison with REALM, and the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +19,10 @@ from realm_jax.storage.atomic import atomic_text_file
 
 REPORT = "ablation.md"
 _STATEMENT_RECALL = "statement_recall_at_1"
-# Row that has the retriever from which the others start.
+# Row with the retriever from which the others start.
 START = "inverse_cloze"
-# Share of the start's recall below which a run has collapsed. The trainer warns
-# at the same share of the best candidates.
+# Share of the start's recall below which a run has collapsed. The trainer has a
+# warning with the same threshold, for the best candidates.
 _FALLEN = 0.6
 _SIGNIFICANT = 0.01
 _INTRODUCTION = (
@@ -35,7 +35,7 @@ _INTRODUCTION = (
 )
 
 _Row = Mapping[str, Any]
-# The scores of a row and of REALM, one array for each seed.
+# Scores of the questions, one array for each seed.
 _Seeds = Sequence[Float[np.ndarray, "_"]]
 
 
@@ -43,14 +43,14 @@ def collect_results(plan: Plan) -> dict[str, Any]:
   """Returns the results of a plan's rows, as JSON.
 
   Returns:
-    `rows`, REALM's first, and for each row its `name`, `title`, `part`, what
-    is `published`, its `training`, and `metrics` from `row_statistics`, with
-    `holm_p_value` over all rows, and whether the row `is_better` than its
-    reference: by a p-value below 0.01 and in each of several seeds.
+    `rows`, with REALM's first. Each row has its `name`, `title`, `part`,
+    `published` scores, `training`, and `metrics` from `row_statistics`, with a
+    `holm_p_value` over all rows. A row `is_better` than its reference if this
+    p-value is below 0.01 and the row is better in each of several seeds.
 
   Raises:
-    ComparisonError: A file of an evaluation is missing, or has other questions
-      than REALM's.
+    ComparisonError: A file of an evaluation is missing, or its questions differ
+      from REALM's.
   """
   found: list[dict[str, Any]] = []
   for row in plan.rows:
@@ -58,7 +58,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     is_stale = pretraining is not None and pretraining.never_refreshed
     metrics = {}
     for metric in plan.metrics:
-      # None, if the results are of other kinds.
+      # None if the kinds of results differ.
       here, there = (
         [
           one[metric.result].folder
@@ -109,10 +109,10 @@ def collect_results(plan: Plan) -> dict[str, Any]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-  """Returns p-values corrected for their number (Holm 1979), in their order.
+  """Returns p-values corrected for multiple tests (Holm 1979), in their order.
 
-  The smallest of m is multiplied by m, the next by m − 1 and so on; none gets
-  smaller than one before it.
+  The smallest of m p-values is multiplied by m, the next by m − 1 and so on.
+  Corrected values never decrease.
   """
   corrected, least = [0.0] * len(p_values), 0.0
   for rank, place in enumerate(np.argsort(p_values, kind="stable")):
@@ -122,10 +122,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def num_collapsed(scores: Sequence[float], start: Sequence[float]) -> str:
-  """Returns how many runs have collapsed, such as "1 of 3".
+  """Returns the number of collapsed runs, such as "1 of 3".
 
-  A run has collapsed if its recall@1 of statements, its score, is less than 0.6
-  of that of the retriever from which it started.
+  A run has collapsed if its score, recall@1 for statements, is less than 0.6
+  times the score of the retriever from which it started.
   """
   pairs = zip(scores, start, strict=True)
   fallen = sum(score < _FALLEN * before for score, before in pairs)
@@ -136,12 +136,14 @@ def row_statistics(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
   """Returns the statistics of a row, given each question's score, by seed.
 
   Returns:
-    `by_seed`, the mean of each seed; `mean` and `standard_deviation` of these,
-    the latter with one degree of freedom less, and None for one seed;
-    `interval`, the 95 % bootstrap interval of the mean, over questions within
-    seeds. Against REALM: `difference`, its `difference_interval`; `p_value`, of
-    a paired randomization test over the questions of all seeds; and
-    `seeds_better`, in how many seeds the row is better.
+    `by_seed`: the mean of each seed.
+    `mean` and `standard_deviation` of these means. The latter has one degree of
+    freedom less, and is None for a single seed.
+    `interval`: the 95 % bootstrap interval of the mean, over questions within
+    seeds.
+    `difference` from REALM, with its `difference_interval`.
+    `p_value` of a paired randomization test over the questions of all seeds.
+    `seeds_better`: the number of seeds in which the row is better than REALM.
   """
   by_seed = [float(np.mean(of_seed)) for of_seed in scores]
   pairs = zip(scores, realm, strict=True)
@@ -165,7 +167,7 @@ def write_report(
 ) -> str:
   """Writes ablation.md and the plots, and returns tables for a terminal.
 
-  `results` are those of `collect_results`, with the `seeds` and the `commit`.
+  `results` are from `collect_results`, with the `seeds` and the `commit` added.
   """
   rows = results["rows"]
   metrics = [m for m in metrics if m.name in rows[0]["metrics"]]
@@ -190,7 +192,7 @@ def write_report(
 
 
 def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
-  """Returns the cells of a metric's table, its header first."""
+  """Returns the cells of a metric's table, starting with its header."""
   header = [metric.title, "mean", "sd", "difference", "interval", "p", "Holm"]
   cells = [[*header, "seeds", "", "paper"]]
   for row in rows:
@@ -222,9 +224,9 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
 
 
 def import_pyplot() -> Any:
-  """Returns matplotlib's pyplot, which draws to files.
+  """Returns matplotlib's pyplot, configured for files.
 
-  It takes a second, which other commands need not spend.
+  It is imported late because this takes a second.
   """
   import matplotlib
 
@@ -240,7 +242,10 @@ def _write_plots(
   """Writes a plot for each part of the rows; returns their titles by file.
 
   Each metric has a panel, with a bar for each row, REALM's at the top, and a
-  dot for each seed. Raises `ImportError` if matplotlib is not installed.
+  dot for each seed.
+
+  Raises:
+    ImportError: matplotlib is not installed.
   """
   pyplot, written = import_pyplot(), {}
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
@@ -285,11 +290,11 @@ def _write_plots(
 
 
 def plan_table(plans: Iterable[Plan]) -> str:
-  """Returns steps, their states, the rows that share them, and their number."""
+  """Lists steps with their states and the rows that share them, and a total."""
   named: dict[str, tuple[Step, list[str]]] = {}
   for plan in plans:
     for folder, use in plan.uses.items():
-      # A later plan finds what an earlier one has made.
+      # A later plan reuses the steps of an earlier one.
       named.setdefault(str(folder.relative_to(plan.folder)), use)
   width = max(map(len, named))
   lines, num_finished = [], 0

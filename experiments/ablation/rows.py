@@ -1,4 +1,4 @@
-"""The rows of an ablation, which its gin file lists: what each one changes."""
+"""The rows of an ablation, which its gin file lists, and their changes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any, Literal
 from experiments.pipeline import Value
 from realm_jax.errors import RealmError
 
-# A multiple (FACTOR, NAME) of what the same recipe binds a name to.
+# A multiple (FACTOR, NAME) of the value that the same recipe binds to NAME.
 Multiple = tuple[float, str]
 Bindings = Mapping[str, Value | Multiple]
 
 # Row with which the others are compared.
 REALM = "realm"
-# Of all rows: so a run does not depend on how fast its index builder is.
+# Bindings of all rows. They make a run independent of its builder's speed.
 SHARED_BINDINGS: Bindings = {
   "WAIT_FOR_SNAPSHOTS": True,
   "LAG_STEPS": (1, "SAVE_EVERY_STEPS"),
@@ -22,19 +22,19 @@ SHARED_BINDINGS: Bindings = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One row: what pre-training changes, and whose parts are fine-tuned.
+  """One row: changes to pre-training, and the models that are fine-tuned.
 
   Attributes:
     name: Name in flags and folders.
-    title: Name in tables; that of the paper, where the paper has the row.
-    part: Question that the row belongs to, which has a plot.
+    title: Name in tables; the paper's name if the paper has the row.
+    part: Part of the ablation, which has its own plot.
     bindings: Bindings of pre-training that differ from REALM's.
     retriever: Stage whose retriever open QA starts from.
-    reader: Stage whose reader it starts from; `reading` is the baseline's,
-      which has seen as many masked examples as REALM's.
-    recipe: Recipe of what trains the retriever in place of pre-training.
+    reader: Stage whose reader open QA starts from. `reading` is the baseline's
+      reader, which has seen the same number of masked examples as REALM's.
+    recipe: Recipe that trains the retriever, by default pre-training.
     from_inverse_cloze: Whether pre-training starts from inverse cloze.
-    reference: Name of the row with which it is compared.
+    reference: Name of the row to compare with.
     published: The paper's scores (Table 2, development set of NQ), in
       percent, by their names in the report.
   """
@@ -52,12 +52,12 @@ class Row:
 
   @property
   def pretrains(self) -> bool:
-    """Whether any part of it comes from pre-training."""
+    """Whether its retriever or its reader comes from pre-training."""
     return "pretraining" in (self.retriever, self.reader)
 
 
 def select(names: Sequence[str], rows: Sequence[Any]) -> list[Any]:
-  """Returns rows by their names or parts, or `all`; REALM's is always there.
+  """Selects rows by name or part, or `all`; REALM's is always included.
 
   Raises:
     RealmError: A name is unknown.

@@ -1,1 +1,1 @@
-"""The demo's stages and controls, and the report of what they measured."""
+"""The demo's stages and controls, and the report of their results."""

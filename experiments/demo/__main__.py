@@ -1,9 +1,8 @@
-"""Runs every stage on a generated world: `make demo`.
+"""Runs all stages in a generated world: `make demo`.
 
-Each stage runs as its command would, with that stage's recipe under
-experiments/gin/demo/, and prints the command. The index builder is a second
-process. Everything is kept under --output_dir. After SIGTERM, the same command
-continues.
+Each stage runs like its command, with its recipe in experiments/gin/demo/, and
+prints that command. The index builder is a second process. Everything is stored
+in --output_dir. After SIGTERM, the same command continues.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from realm_jax.configuration import command_line
 from realm_jax.errors import RealmError
 
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", "out/demo", "Directory of everything that the demo writes."
+  "output_dir", "out/demo", "Directory for everything that the demo writes."
 )
 
 
@@ -25,15 +24,15 @@ def main(argv: Sequence[str]) -> None:
   output_dir = Path(_OUTPUT_DIR.value)
   if (output_dir / "report.json").exists():
     raise RealmError(
-      f"{output_dir} holds a demo that is finished; remove it, or choose "
-      "another --output_dir"
+      f"{output_dir} has a finished demo; remove it, or choose another "
+      "--output_dir"
     )
   gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
   if bindings:
     raise RealmError(
-      f"{bindings[0]!r}: each stage of the demo has other names to bind; put "
-      "bindings into a file, as in experiments/gin/demo/quick.gin, and give "
-      "--gin_file"
+      f"{bindings[0]!r}: the stages of the demo bind different names; put "
+      "bindings into a file such as experiments/gin/demo/quick.gin, and pass "
+      "it as --gin_file"
     )
   from experiments.demo import report, stages
   from realm_jax.partitioning import cpu_tuning

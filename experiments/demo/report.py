@@ -1,4 +1,4 @@
-"""The demo's report: a table, JSON, and what is retrieved."""
+"""The demo's report: a table, JSON, and examples of retrieved blocks."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ _NUM_BLOCKS = 3
 def write(output_dir: Path, results: Mapping[str, Any]) -> str:
   """Writes report.json and report.md, and returns the table.
 
-  The directory holds what the demo's runs have written, and
-  `stages.run_demo` returns the results.
+  The directory has the files of the demo's runs, and `stages.run_demo` returns
+  the results.
   """
   rows = _rows(results)
   paragraphs = [
@@ -39,7 +39,7 @@ def write(output_dir: Path, results: Mapping[str, Any]) -> str:
 
 
 def _rows(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-  """Returns what was measured, its figure, and a remark, for each row."""
+  """Returns a row for each measurement: its name, value and a remark."""
 
   def open_qa(name: str) -> str:
     em = results[name]["exact_match"]
@@ -75,8 +75,8 @@ def _rows(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _side_by_side(output_dir: Path) -> Iterator[str]:
   """Yields a table for each of the first few masked statements.
 
-  A column has the best blocks of the retriever that REALM starts from, and of
-  its own; a check mark stands before those that state the fact.
+  The columns show the best blocks of the retriever that REALM starts from, and
+  of REALM's retriever. Blocks that state the fact have a check mark.
   """
   world, evaluations = output_dir / "world", output_dir / "evaluations"
   texts = {

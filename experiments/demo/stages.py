@@ -1,4 +1,4 @@
-"""The stages and controls of the demo, in their order."""
+"""The stages and controls of the demo, in order."""
 
 import json
 import statistics
@@ -32,14 +32,14 @@ STATEMENTS, _VALIDATION = "statements-test", "questions-validation"
 
 
 def demo_worlds(extra_gin_files: Sequence[str] = ()) -> GeneratedWorlds:
-  """Returns how the demo's world is generated, changed by further gin files."""
+  """Returns the demo's worlds, with settings from additional gin files."""
   files = [str(_RECIPES / "model.gin"), str(_RECIPES / "world.gin")]
   parsed = configuration.parsed(GeneratedWorlds, [*files, *extra_gin_files])
   return parsed.build(GeneratedWorlds)
 
 
 class Demo(Steps):
-  """Steps with the demo's recipes and `extra_gin_files`, over one folder."""
+  """Steps in a folder, with the demo's recipes and `extra_gin_files`."""
 
   def __init__(self, output_dir: Path, extra_gin_files: Sequence[str]):
     recipes = {
@@ -79,7 +79,7 @@ class Demo(Steps):
     builder: Command | None = None,
     **bindings: Value,
   ) -> tuple[Step, dict[str, float]]:
-    """Trains and evaluates open QA, over its first snapshot by default."""
+    """Trains and evaluates open QA, by default with its first snapshot."""
     training = self.train(
       *(name, "open_qa", retriever, reader),
       builder or self.first_snapshot(name),
@@ -92,13 +92,12 @@ class Demo(Steps):
 def run_demo(demo: Demo) -> dict[str, Any]:
   """Runs every stage and control, and returns the contents of report.json.
 
-  The inverse-cloze retriever that REALM is compared with is the better, on the
-  validation questions, of the one that REALM starts from and of the same,
-  trained on for as many seconds as REALM's pre-training took. What stands is
-  not made again.
+  REALM is compared with the better of two inverse-cloze retrievers, by the
+  validation questions: the one that REALM starts from, and the same one trained
+  further, for the duration of REALM's pre-training. Finished steps are reused.
 
   Raises:
-    StoppedError: SIGTERM came; the same call continues.
+    StoppedError: SIGTERM arrived; the same call continues.
   """
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
@@ -119,7 +118,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   run(demo.build_index(realm, CHECKPOINT_STEP=last))
   masked = run(demo.evaluate("masked", "eval_masked", realm)).metrics()
   _announce("Control: inverse cloze goes on for as many seconds")
-  # The first step is compiled.
+  # Without the first step, which is compiled.
   own, others = (
     [row["step_seconds"] for row in read_rows(step.folder)[1:]]
     for step in (cloze, realm)
@@ -155,9 +154,8 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   _announce("Control: the same reader, given random blocks")
   random_blocks = demo.answers("random_blocks", open_qa, CANDIDATES="random")
   _announce("Control: BM25, with a reader trained on its blocks")
-  # BM25 brings its own scores, so that the run has no towers. The snapshot
-  # that it searches needs some: those of the inverse cloze, which nothing
-  # reads.
+  # BM25 has its own scores, so the run has no towers. But its snapshot needs
+  # some, so it gets the towers of inverse cloze, which nothing uses.
   builder = demo.command(
     *("build_index", "build_index_bm25", realm.folder, "--once"),
     SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
@@ -200,12 +198,12 @@ def follow_edits(
 ) -> dict[str, int]:
   """Edits facts, rebuilds corpus and index, and asks about the facts.
 
-  The run has been evaluated before, with the same recipes. The index is that of
-  a checkpoint's block tower.
+  The run must have been evaluated before, with the same recipes. The index is
+  built with a checkpoint's block tower.
 
   Returns:
-    How many facts were `edited`; how many of their questions were answered
-    rightly before, `known`; and how many of those are now, `followed`.
+    Numbers of facts: all `edited` ones, those `known` before because their
+    questions were answered correctly, and known ones whose edit was `followed`.
   """
   edited = edit_facts(world, count=_NUM_EDITS, seed=0)
   folder = steps.folder / "edited_world"
@@ -234,7 +232,7 @@ def follow_edits(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-  """Returns the objects of a file that has one as JSON in each line."""
+  """Returns the objects in a JSON Lines file."""
   with path.open() as lines:
     return [*map(json.loads, lines)]
 

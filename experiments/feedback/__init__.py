@@ -1,1 +1,1 @@
-"""A retriever learns from an agent's rewards while it serves the agent."""
+"""A retriever that learns from an agent's rewards while it serves the agent."""

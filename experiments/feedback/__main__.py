@@ -3,10 +3,10 @@
     python -m experiments.feedback --output_dir=out/feedback --seeds=3
 
 An agent asks questions about the demo's world, reads what the service finds,
-and sends whether its answer was right. The retriever stays as it is, is
-retrained in two rounds, or learns all the time. In further systems, facts
-change in the corpus after half of the time. Each system has the machine alone
-for --seconds. What stands is not made again.
+and reports whether its answer was correct. The retriever is frozen, retrained
+in two rounds, or trained continuously. In further systems, facts in the corpus
+change after half of the time. Systems run one after the other, each for
+--seconds. Finished systems are reused.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ flags.DEFINE_float("seconds", 240.0, "Wall time of each system.", 10.0)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all systems in the worlds of all seeds, and reports."""
+  """Runs all systems in the worlds of all seeds, and writes the report."""
   del argv
   from experiments.feedback.comparison import COMPARISON, plot
 

@@ -1,9 +1,9 @@
-"""An agent that searches, answers from what it got, and sends rewards.
+"""An agent that searches, answers from the results, and sends rewards.
 
-It speaks to any retrieval server of Search-R1's protocol; what it adds to that
-is `Agent.send`. How it words its queries is a policy, which it learns by GRPO
-(Shao et al. 2024, arXiv 2402.03300): several rollouts of a question, each with
-its reward, less their mean and over their standard deviation.
+It works with any retrieval server that has Search-R1's protocol; only
+`Agent.send` is an addition. The wording of its queries is a policy, trained by
+GRPO (Shao et al. 2024, arXiv 2402.03300): the rewards of several rollouts of a
+question, minus their mean and divided by their standard deviation.
 """
 
 import json
@@ -20,8 +20,8 @@ from realm_jax.evaluation.run import TrainedRun
 _ROLLOUTS = 4
 _RATE = 0.2
 _PATIENCE_SECONDS = 120
-# How a question can be asked: as it is, without its first words, or with its
-# last word once more.
+# Wordings of a question: unchanged, without its first words, or with its last
+# word repeated.
 WORDINGS = (
   lambda question: question,
   lambda question: " ".join(question.split()[2:]),
@@ -30,16 +30,16 @@ WORDINGS = (
 
 
 class Agent:
-  """An agent with a reader that stays as it is.
+  """An agent with a frozen reader.
 
   Args:
     url: Address of the retrieval server.
-    run: Run whose reader answers from the passages; nothing else of it is used.
+    run: Run whose reader answers from the passages. Only its reader is used.
     seed: Seed of the rollouts.
 
   Attributes:
-    top_k: Number of passages that it asks for.
-    logits: Those of its policy, for each of `WORDINGS`.
+    top_k: Number of passages to request.
+    logits: Logits of the policy, one for each of `WORDINGS`.
   """
 
   def __init__(self, url: str, run: TrainedRun, *, seed: int, top_k: int = 3):
@@ -53,7 +53,7 @@ class Agent:
     """Asks each question in several rollouts, and learns from all rewards.
 
     Returns:
-      The mean reward of each question, 1 of an answer that is right.
+      The mean reward of each question; a correct answer has reward 1.
     """
     policy = np.exp(self.logits) / np.exp(self.logits).sum()
     asked = np.repeat(np.arange(len(questions)), _ROLLOUTS)
@@ -72,7 +72,7 @@ class Agent:
         for (answer, _), number in zip(told, asked.tolist(), strict=True)
       ]
     )
-    # The passage that it has answered from bears the reward.
+    # The reward is for the passage with the answer.
     shown = np.arange(self.top_k)[None] == [[place] for _, place in told]
     self.send(reply["request_ids"], (shown & is_right[:, None]).tolist())
     rewards = is_right.astype(float)
@@ -86,7 +86,7 @@ class Agent:
   def send(
     self, ids: Sequence[str], rewards: Sequence[Sequence[float]]
   ) -> None:
-    """Tells the server what the passages of its lists were worth."""
+    """Sends the rewards of passages to the server."""
     feedback = [
       {"request_id": name, "rewards": [*map(float, own)]}
       for name, own in zip(ids, rewards, strict=True)

@@ -1,4 +1,4 @@
-"""The systems that are compared over time, and the plot of their rewards."""
+"""Compares systems over time, and plots their rewards."""
 
 import contextlib
 import dataclasses
@@ -31,10 +31,11 @@ from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.training.metric_rows import read_rows
 
 _GIN = Path("experiments/gin")
-# An agent that thinks asks 16 questions a second.
+# An agent that pauses to think, and asks at most 16 questions a second.
 _QUESTIONS_AT_ONCE, _PAUSE_SECONDS = 8, 0.5
 _TEMPERATURE = 1.0
-# Steps of each of the two rounds, after a third of the time and after two.
+# Steps of each of the two rounds, which start after one and two thirds of the
+# time.
 _ROUND_STEPS = 150
 _NUM_EDITS = 400
 # Width of the plot's bins, in seconds.
@@ -42,7 +43,7 @@ _BIN = 20.0
 
 
 class System(NamedTuple):
-  """A way to learn from feedback: never, in rounds, or all the time."""
+  """A way to learn from feedback: never, in rounds, or continuously."""
 
   title: str
   learns: str
@@ -70,7 +71,7 @@ class FeedbackSteps(Steps):
     super().__init__(folder, recipes, str(folder / CORPUS), always)
 
   def start(self) -> tuple[Step, Step]:
-    """Returns the run that all start from, and that of the agent's reader."""
+    """Returns the common start of all systems, and the agent's reader."""
     cloze = self.train("inverse_cloze", "inverse_cloze")
     reading = self.train("reading", "reading")
     name = "reading_retrieved"
@@ -84,12 +85,12 @@ class FeedbackSteps(Steps):
 
 
 class Live:
-  """A service of a run that is built, trained and asked beside it.
+  """A service of a run, which is trained while the service answers.
 
   Args:
     steps: Steps of the seed.
     name: Name of the system, and of its folder.
-    start: Run whose retriever it begins with.
+    start: Run with the initial retriever.
   """
 
   def __init__(self, steps: FeedbackSteps, name: str, start: Step):
@@ -108,14 +109,14 @@ class Live:
     )
     build = "build_index", "build_index", self.folder
     self._build = steps.command(*build, CORPUS_DIR=corpus)
-    # The first checkpoint, and its snapshot.
+    # Creates the first checkpoint and its snapshot.
     call(self._training, num_steps=0)
     call(steps.command(*build, "--once", CORPUS_DIR=corpus))
     self._rounds = list[subprocess.Popen[bytes]]()
 
   @contextlib.contextmanager
   def served(self) -> Iterator[str]:
-    """Serves the run, and yields the address."""
+    """Serves the run during a `with` block, and yields the address."""
     with socket.create_server(("127.0.0.1", 0)) as found:
       port = found.getsockname()[1]
     arguments = [
@@ -146,7 +147,10 @@ class Live:
           training.wait()
 
   def train_round(self, share: float) -> None:
-    """Begins a round of training if it is due, of two, by the share of time."""
+    """Starts one of the two rounds of training, if it is due.
+
+    `share` is the share of the time that has passed.
+    """
     number = len(self._rounds) + 1
     if self.learns == "rounds" and share > number / 3:
       steps = {"NUM_STEPS": number * _ROUND_STEPS}
@@ -163,7 +167,7 @@ class Live:
     return running_beside(self._training.arguments(), self.folder / "train.log")
 
   def change_facts(self, world: World) -> World:
-    """Edits facts that test questions ask for; updates the corpus."""
+    """Edits facts that test questions ask for, and updates the corpus."""
     edited = edit_facts(world, count=_NUM_EDITS, seed=0)
     path, changes = self.folder / "changes.jsonl", 0
     with json_lines(path) as write:
@@ -177,7 +181,7 @@ class Live:
     return edited
 
   def refresh_seconds(self, served_at: Mapping[int, float]) -> float:
-    """Returns the median time from a step to its vectors in the service."""
+    """Returns the median time from a step until its vectors are in use."""
     done = {
       row["step"]: row["run_seconds"]["until"] for row in read_rows(self.folder)
     }
@@ -186,7 +190,7 @@ class Live:
 
 
 def health(url: str) -> dict[str, Any]:
-  """Returns what a service says of itself."""
+  """Returns the `/healthz` of a service."""
   with urllib.request.urlopen(f"{url}/healthz", timeout=60) as reply:
     return json.load(reply)
 
@@ -199,7 +203,7 @@ def _measure(
   world: World,
   gin_files: Sequence[str],
 ) -> dict[str, Any]:
-  """Runs a system for its time, and returns the metrics of its rewards."""
+  """Runs a system for --seconds, and returns the metrics of its rewards."""
   del worlds
   steps, seconds = FeedbackSteps(folder, seed, gin_files), flags.FLAGS.seconds
   start, agent_run = steps.start()
@@ -215,7 +219,7 @@ def _measure(
       if changes and not is_changed and share > 0.5:
         world, is_changed = live.change_facts(world), True
       live.train_round(share)
-      # The facts that change are those of the test questions.
+      # Only facts of test questions change.
       asked = world.questions["test" if changes else "train"]
       chosen = rng.choice(len(asked), _QUESTIONS_AT_ONCE, replace=False)
       own = [asked[number] for number in chosen.tolist()]
@@ -254,7 +258,7 @@ COMPARISON = Comparison(
 
 
 def plot(output_dir: Path, seeds: int) -> None:
-  """Writes curves.png: mean rewards over time, of all seeds there are."""
+  """Writes curves.png: mean rewards over time, over all finished seeds."""
   pyplot = import_pyplot()
   figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
   for name, system in SYSTEMS.items():

@@ -1,1 +1,1 @@
-"""Compares readers that point with readers that write, in the demo's world."""
+"""Compares extractive readers with readers that write, in the demo's world."""

@@ -1,12 +1,12 @@
-"""Compares readers in the demo's world: those that point, and those that write.
+"""Compares extractive readers and readers that write, in the demo's world.
 
     python -m experiments.readers --output_dir=out/readers --seeds=3
 
-Each reader starts from random weights, and its retriever from the same inverse
-cloze. It learns to read, pre-trains with a retriever whose index is rebuilt,
-and is fine-tuned on questions; the recipes' steps take about as many seconds of
-the processor. What stands is not made again. experiments/gin/demo/quick.gin, as
-a --gin_file, tries the machinery.
+Each reader starts from random weights, and its retriever from the same
+inverse-cloze run. The reader learns to read, is pre-trained with a retriever
+whose index is refreshed, and is fine-tuned on questions. All recipes take about
+the same CPU time. Finished steps are reused. For a quick test, pass
+--gin_file=experiments/gin/demo/quick.gin.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ comparing_flags.define("readers")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all systems on the worlds of all seeds, and reports."""
+  """Runs all systems on the worlds of all seeds, and writes the report."""
   del argv
   from experiments.readers.comparison import COMPARISON
 

@@ -1,4 +1,4 @@
-"""The readers that are compared, their steps, and the report."""
+"""The compared readers, their steps, and the report."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,20 +23,20 @@ _METRICS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
 
 
 class Contender(NamedTuple):
-  """A reader that is compared.
+  """A reader to compare.
 
   Attributes:
-    title: What the report calls it.
+    title: Name in the report.
     recipes: Folder of its recipes.
-    stages: Recipes of its trainings, in their order. Each starts from the
-      one before, the first from inverse cloze.
-    reader: Bindings of its reader, in trainings and in the evaluation.
-    training: Further bindings of all trainings.
+    stages: Recipes of its stages, in order. Each stage starts from the previous
+      one, and the first from inverse cloze.
+    reader: Bindings of its reader, for training and evaluation.
+    training: Additional bindings for training.
     trains_blocks: Whether fine-tuning also trains the block tower, so that the
-      index is rebuilt meanwhile.
-    steps: Steps of stages that are not the recipe's.
-    pretrained: Contender whose pre-training and what comes before it are this
-      one's, too.
+      index must be refreshed.
+    steps: Number of steps of stages, if not the recipe's.
+    pretrained: Contender whose pre-training, and any earlier stages, this one
+      shares.
   """
 
   title: str
@@ -52,7 +52,7 @@ class Contender(NamedTuple):
 _STAGES = ("reading", "reading_retrieved", "pretrain", "open_qa")
 CONTENDERS = {
   "span": Contender("BERT that points at spans (REALM)", "demo", _STAGES),
-  # As many seconds of the processor as EMDR²'s steps take.
+  # Takes the CPU time of EMDR²'s steps.
   "span_longer": Contender(
     *("the same, more steps", "demo", _STAGES),
     steps=dict(zip(_STAGES, (4200, 1400, 1200, 1400), strict=True)),
@@ -119,7 +119,7 @@ class ReaderSteps(Steps):
       if stage != "judged":
         before = made
     assert before is not None
-    # A frozen block tower is evaluated with the snapshot of fine-tuning.
+    # With a frozen block tower, the snapshot of fine-tuning is evaluated.
     checkpoint, snapshot = 0, None
     if self.contender.trains_blocks:
       checkpoint = steps[self.contender.stages[-1]]
@@ -141,7 +141,7 @@ class ReaderSteps(Steps):
   def stage(
     self, stage: str, retriever: Step | None, reader: Step | None
   ) -> Step:
-    """Returns a training, with the builder of the index that it searches."""
+    """Returns a training stage, with the builder of its index."""
     is_own = stage in ("judged", "open_qa") or not self.contender.pretrained
     name = f"{self.name if is_own else self.contender.pretrained}-{stage}"
     builder = None

@@ -2,9 +2,9 @@
 
     python -m experiments.retrievers --output_dir=out/retrievers --seeds=3
 
-All retrievers start from the same inverse cloze, and the cross-encoder from the
-encoder of a reader that was trained on retrieved blocks. Finished runs are
-reused. experiments/gin/demo/quick.gin, as a --gin_file, tries the machinery.
+All retrievers start from the same inverse-cloze run, and the cross-encoder from
+the encoder of a reader that was trained on retrieved blocks. Finished runs are
+reused. For a quick test, pass --gin_file=experiments/gin/demo/quick.gin.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ comparing_flags.define("retrievers")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all systems on the worlds of all seeds, and reports."""
+  """Runs all systems on the worlds of all seeds, and writes the report."""
   del argv
   from experiments.retrievers.comparison import COMPARISON
 

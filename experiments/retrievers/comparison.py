@@ -1,4 +1,4 @@
-"""The systems that learn from judged passages, and the report."""
+"""Systems that learn from judged passages, and the report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,10 +38,10 @@ class RetrieverSteps(Steps):
     super().__init__(folder, recipes, str(folder / CORPUS), always)
 
   def start(self) -> Step:
-    """Returns the run that all start from.
+    """Returns the common start of all systems.
 
-    Its retriever is that of inverse cloze, and its reader has learned to read
-    what that retrieves.
+    Its retriever was trained by inverse cloze, and its reader on the blocks
+    that this retriever finds.
     """
     cloze = self.train("inverse_cloze", "inverse_cloze")
     reading = self.train("reading", "reading")
@@ -49,7 +49,7 @@ class RetrieverSteps(Steps):
     return self.train(name, name, cloze, reading, self.first_snapshot(name))
 
   def judged(self, name: str, start: Step, builder: Command | None) -> Step:
-    """Makes a run of the recipe `name` on the judged training questions."""
+    """Returns the training of the recipe `name` on the judged questions."""
     questions = self.folder / "judged.jsonl"
     if not questions.exists():
       write_judged(self.folder / "world", questions)
@@ -58,11 +58,11 @@ class RetrieverSteps(Steps):
     )
 
   def builder(self, name: str) -> Command:
-    """Returns the command that builds the index of a run as it goes on."""
+    """Returns the command that refreshes the index of a run."""
     return self.command("build_index", "build_index", self.folder / name)
 
   def metrics(self, of: Step, step: int, recipe: str) -> dict[str, float]:
-    """Evaluates the retrieval of a checkpoint on the test questions."""
+    """Evaluates a checkpoint's retrieval on the test questions."""
     name = f"{of.folder.name}-snapshots"
     evaluation = self.evaluate(
       *(of.folder.name, recipe, of),
@@ -74,23 +74,23 @@ class RetrieverSteps(Steps):
 
 
 def _start(steps: RetrieverSteps) -> dict[str, float]:
-  """Inverse cloze alone."""
+  """Only inverse cloze."""
   return steps.metrics(run(steps.start()), 0, "eval_retrieval")
 
 
 def _judged(steps: RetrieverSteps) -> dict[str, float]:
-  """Negatives of the batch."""
+  """In-batch negatives."""
   return _trained(steps, "judged", run(steps.start()), None)
 
 
 def _mined(steps: RetrieverSteps) -> dict[str, float]:
-  """Negatives of the batch, and those that the run's index finds."""
+  """In-batch negatives, and negatives from the run's index."""
   name = "judged_mined"
   return _trained(steps, name, run(steps.start()), steps.builder(name))
 
 
 def _reranked(steps: RetrieverSteps) -> dict[str, float]:
-  """The retriever of inverse cloze, whose blocks a cross-encoder orders."""
+  """The inverse-cloze retriever, reranked by a cross-encoder."""
   made = _cross_encoder(steps)
   seconds = run_in_cpu_seconds(made)
   found = steps.metrics(made, 0, "eval_reranked")

@@ -2,9 +2,9 @@
 
     python -m experiments.two_hops --output_dir=out/two_hops --seeds=3
 
-All start from the same retriever and reader, which have been pre-trained and
-fine-tuned on questions of one hop. What stands is not made again.
-experiments/gin/demo/quick.gin, as a --gin_file, tries the machinery.
+All systems start from the same retriever and reader, which were pre-trained and
+fine-tuned on questions of one hop. Finished steps are reused. For a quick test,
+pass --gin_file=experiments/gin/demo/quick.gin.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ comparing_flags.define("two_hops")
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs all systems on the worlds of all seeds, and reports."""
+  """Runs all systems on the worlds of all seeds, and writes the report."""
   del argv
   from experiments.two_hops.comparison import COMPARISON
 

@@ -1,4 +1,4 @@
-"""The systems that are compared on questions of two hops, and the report."""
+"""Systems for questions of two hops, and the report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +18,12 @@ from experiments.world.world import World
 from realm_jax.evaluation.scores import PREDICTIONS
 
 _GIN = Path("experiments/gin")
-# After each recipe of the demo.
+# Applied after each recipe of the demo.
 _LENGTHS = str(_GIN / "two_hops/lengths.gin")
-# The recipe that builds the index of two hops.
+# Recipe that builds the index for two hops.
 _BUILDER = "build_index_two_hops"
-# Questions for training and for the evaluation: with those of two hops, and of
-# one hop alone.
+# Questions of two hops, for training (with questions of one hop) and for the
+# evaluation.
 _TRAIN, _CHAINS = "chains-all", "chains-test"
 _TRAIN_SINGLE, _SINGLE = "chains-one", "questions-test"
 
@@ -46,14 +46,14 @@ class TwoHopSteps(Steps):
     super().__init__(folder, recipes, str(folder / CORPUS), always)
 
   def world(self, name: str) -> str:
-    """Returns a file of questions."""
+    """Returns the path of a file of questions."""
     return self.path(f"world/{name}.jsonl")
 
   def start(self) -> Step:
-    """Returns the run that all systems start from: REALM of one hop.
+    """Returns the common start of all systems: REALM with one hop.
 
-    It has seen no question of two hops: it would learn by heart which pages
-    answer those of the training set.
+    It has not seen questions of two hops, because it would memorize which pages
+    answer the training questions.
     """
     cloze = self.train("inverse_cloze", "inverse_cloze")
     reading = self.train("reading", "reading")
@@ -69,13 +69,13 @@ class TwoHopSteps(Steps):
     )
 
   def builder(self, name: str, recipe: str = "build_index") -> Command:
-    """Returns the command that builds the index of a run as it goes on."""
+    """Returns the command that refreshes the index of a run."""
     return self.command("build_index", recipe, self.folder / name)
 
   def metrics_of(
     self, name: str, recipe: str, of: Step, snapshot: Step | None = None
   ) -> dict[str, float]:
-    """Evaluates a run on the test questions of two hops, and of one."""
+    """Evaluates a run on the test questions of two hops and of one hop."""
     found = {}
     for questions in (_CHAINS, _SINGLE):
       evaluation = self.evaluate(
@@ -93,17 +93,17 @@ class TwoHopSteps(Steps):
     return found
 
   def last_snapshot(self, of: Step, recipe: str) -> Step:
-    """Makes the index of a run's last checkpoint."""
+    """Returns the build of the index of a run's last checkpoint."""
     name = f"{of.folder.name}-{recipe}"
     last = of.command.build().num_steps
     return self.build_index(of, name, recipe, CHECKPOINT_STEP=last)
 
 
 def _path_recall(predictions: Path, questions: Path) -> float:
-  """Returns for how many questions what is read has both facts.
+  """Returns the share of questions for which the reader reads both facts.
 
-  Of each hop, one document that states its fact has to be read, in whichever
-  path.
+  For each hop, at least one document that states its fact must be read, in any
+  of the paths.
   """
   paths = {one["id"]: one["hops"] for one in read_lines(questions)}
   found = []
@@ -121,12 +121,12 @@ def _path_recall(predictions: Path, questions: Path) -> float:
 
 
 def _start(steps: TwoHopSteps) -> dict[str, float]:
-  """What all others start from."""
+  """The common start."""
   return steps.metrics_of("start", "eval_one_hop", steps.start())
 
 
 def _one_hop(steps: TwoHopSteps) -> dict[str, float]:
-  """REALM of one hop goes on, and reads as many blocks as two hops do."""
+  """REALM with one hop, trained further; it reads equally many blocks."""
   name, start = "one_hop", run(steps.start())
   made = steps.train(
     *(name, "one_hop_qa", start, start),
@@ -139,7 +139,7 @@ def _one_hop(steps: TwoHopSteps) -> dict[str, float]:
 
 
 def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
-  """Two hops, which are learned from the answers alone."""
+  """Two hops, learned only from the answers."""
   made = _two_hop_run(steps)
   seconds = run_in_cpu_seconds(made)
   snapshot = steps.last_snapshot(made, _BUILDER)
@@ -148,7 +148,7 @@ def _two_hops(steps: TwoHopSteps) -> dict[str, float]:
 
 
 def _bm25(steps: TwoHopSteps) -> dict[str, float]:
-  """Two rounds of BM25, read by the reader of two hops."""
+  """Two rounds of BM25, with the reader of two hops."""
   made = _two_hop_run(steps)
   run_in_cpu_seconds(made)
   snapshot = steps.last_snapshot(made, f"{_BUILDER}_bm25")
@@ -165,7 +165,7 @@ def _two_hop_run(steps: TwoHopSteps) -> Step:
 
 
 def _path_retriever(steps: TwoHopSteps) -> dict[str, float]:
-  """A path retriever and a reader of paths, which learn from gold paths."""
+  """A path retriever and a path reader, trained on gold paths."""
   start = run(steps.start())
   gold = {"TRAIN_QUESTIONS": steps.world("chains-gold")}
   name = "path_retriever"

@@ -1,1 +1,1 @@
-"""New facts without training: a memory of masked words, and REALM's index."""
+"""New facts without training, by a memory of masked words or REALM's index."""

@@ -1,9 +1,10 @@
-"""Edits facts of a finished demo's world, and asks for them without training.
+"""Edits facts in a finished demo's world, and asks for them without training.
 
     python -m experiments.word_memory --demo_dir=out/demo
 
-Gin files that the demo was given are given again. A closed book is trained
-beside its REALM. All is kept in DEMO_DIR/word_memory, and not made again.
+Pass the same gin files as for the demo. The command trains a closed-book model
+to compare with the demo's REALM. Everything is stored in DEMO_DIR/word_memory;
+finished steps are reused.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 
-_DEMO_DIR = flags.DEFINE_string("demo_dir", "out/demo", "Demo's --output_dir.")
+_DEMO_DIR = flags.DEFINE_string(
+  "demo_dir", "out/demo", "The demo's --output_dir."
+)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Edits, builds and evaluates, and prints the report."""
+  """Runs the experiment, and prints the report."""
   del argv
   from experiments.demo.stages import Demo
   from experiments.word_memory import edited_facts

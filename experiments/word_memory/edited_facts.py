@@ -1,4 +1,4 @@
-"""What runs fill in about edited facts, before they can read of them and after.
+"""Evaluates runs on edited facts, before and after they can read about them.
 
 Nothing is trained in between: a memory is extended, and an index is rebuilt.
 """
@@ -23,17 +23,17 @@ _NUM_EDITS, _MOST_ROWS = 300, 32
 
 
 def runs(demo: Demo) -> tuple[Step, Step]:
-  """Returns the demo's REALM and a closed book, which is still to be trained.
+  """Returns the demo's REALM and a closed book, which may not be trained yet.
 
   Raises:
-    RealmError: The demo has not come to its end.
+    RealmError: The demo is not finished.
   """
   cloze = demo.train(ICT, "inverse_cloze")
   reading = demo.train("reading", "reading")
   realm = demo.train(REALM, "pretrain")
   if not all(step.is_finished() for step in (cloze, reading, realm)):
     raise RealmError(
-      f"{demo.folder} has no demo that is finished, with these gin files; run "
+      f"{demo.folder} has no finished demo with these gin files; run "
       f"`python -m experiments.demo --output_dir={demo.folder}`"
     )
   name = "closed_book"
@@ -55,10 +55,10 @@ def report(demo: Demo, realm: Step, closed: Step) -> str:
 
 
 def _edit(demo: Demo) -> dict[str, Value]:
-  """Makes the edited corpus, and one of statements of the new facts.
+  """Builds the edited corpus, and a corpus of statements of the new facts.
 
-  Their wordings are in no document. Returns the bindings by which an evaluation
-  reads each of them once.
+  No document has the wordings of these statements. Returns the bindings with
+  which an evaluation reads each statement once.
   """
   before = demo.worlds.prepare(demo.folder, demo.worlds.world.seed)
   after = edit_facts(before, count=_NUM_EDITS, seed=0)
@@ -82,7 +82,7 @@ def _edit(demo: Demo) -> dict[str, Value]:
 
 
 def tag(text: str, title: str) -> list[Span]:
-  """Finds the answer of a statement, its title, so that it alone is masked."""
+  """Finds a statement's answer, which is its title, so only this is masked."""
   found = re.search(rb"\b%s\b" % re.escape(title.encode()), text.encode())
   return [Span(*found.span(), "answer")] if found else []
 

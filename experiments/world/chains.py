@@ -1,10 +1,10 @@
-"""Questions of two hops: about the company that somebody works for.
+"""Questions of two hops, such as about the company that somebody works for.
 
-Each company has a page, whose title is its name and which states facts that no
-note has. A question names a person, and asks for a fact of a company that notes
-connect with the person. So it shares no name with the text that answers it, and
-a note leads there: it mentions the title of the page. No other text contains
-the answer, so that a block does not have it by chance.
+Each company has a page. The title is the company's name, and the page states
+facts that no note has. A question names a person, and asks for a fact about a
+company that notes connect with the person. So the question shares no name with
+the text that answers it. A note mentions the title of the page, and so leads to
+it. No other text contains the answer, so no block has it by chance.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from realm_jax.storage.json_files import JsonValue, json_lines
 RELATIONS = parse_relations(
   Path(__file__).with_name("chained_relations.txt").read_text()
 )
-# How a question speaks of the company of a person, by the relation to it.
+# Phrases for a person's company in questions, by relation.
 _COMPANIES = {
   "employer": ("the employer of {s}", "the firm that gives {s} a job"),
   "creditor": ("the creditor of {s}", "the lender that {s} repays"),
@@ -42,7 +42,7 @@ _COMPANIES = {
 
 @dataclasses.dataclass(frozen=True)
 class ChainConfig:
-  """The number of questions of two hops; all that are possible by default."""
+  """The number of questions of two hops; by default all possible ones."""
 
   num_train_questions: NonNegativeInt = 12000
   num_validation_questions: NonNegativeInt = 200
@@ -54,7 +54,7 @@ class ChainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ChainQuestion(Question):
-  """A question whose `fact` connects its subject with that of the `second`."""
+  """A question whose `fact` connects its subject with the `second` fact's."""
 
   second: int = 0
 
@@ -71,7 +71,7 @@ class Chains:
   single: Sequence[Question]
 
   def record(self, question: ChainQuestion) -> dict[str, JsonValue]:
-    """Returns a question as its line of JSON, with its paths.
+    """Returns a question's JSON record, with its paths.
 
     `hops` has, for each hop, the documents that state its fact.
     """
@@ -85,9 +85,10 @@ class Chains:
 
 
 def add_chains(world: World, config: ChainConfig, *, seed: int) -> Chains:
-  """Adds pages of companies and their facts to a world, which stays as it is.
+  """Returns a world with added pages of companies and their facts.
 
-  The values of the new facts are new names, each of one page.
+  The given world is not modified. The values of the new facts are new names,
+  each on one page.
   """
   generator = np.random.default_rng([seed, 2])
   added = _make_facts(generator, world)
@@ -113,8 +114,8 @@ def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
   """Writes `chains-SPLIT.jsonl`, and mixtures for training, in random order.
 
   `chains-one.jsonl` has all training questions of one hop, about people and
-  companies, and `chains-all.jsonl` those of two hops as well. The lines of
-  `chains-gold.jsonl` are the same with each of their paths.
+  companies, and `chains-all.jsonl` also has the questions of two hops.
+  `chains-gold.jsonl` has the same questions, repeated for each of their paths.
   """
   rows: dict[str, list[Any]] = {}
   for split, questions in chains.questions.items():
@@ -140,14 +141,14 @@ def write_questions(folder: Path, chains: Chains, *, seed: int) -> None:
 
 
 def _make_facts(generator: np.random.Generator, world: World) -> list[Fact]:
-  """Makes the facts of all companies, each with a value that no other has."""
+  """Makes the facts of all companies, each with a unique value."""
   companies = [world.splits[split]["company"] for split in SPLITS]
   avoid, added = [*itertools.chain(*world.entities.values())], []
   for relation in RELATIONS:
     kind = cast(EntityKind, relation.value)
     count = len(world.entities["company"])
     drawn = make_entities(generator, {kind: 2 * count}, avoid=avoid)[kind]
-    # None that is a part of another, such as "Tavora" of "New Tavora".
+    # Without names that are part of another, like "Tavora" in "New Tavora".
     values = [name for name in drawn if " " not in name][:count]
     avoid += values
     ends = np.cumsum([0, *map(len, companies)])
@@ -164,7 +165,7 @@ def _make_facts(generator: np.random.Generator, world: World) -> list[Fact]:
 def _write_pages(
   generator: np.random.Generator, facts: Sequence[Fact], first: int
 ) -> list[Document]:
-  """Writes the page of each company: each of its facts once."""
+  """Writes a page for each company, which states each of its facts once."""
   sentences: dict[str, list[Sentence]] = {}
   for index, fact in enumerate(facts[first:], first):
     phrasing = int(generator.integers(len(fact.relation.phrasings)))
@@ -184,7 +185,7 @@ def _write_pages(
 def _make_questions(
   generator: np.random.Generator, world: World, config: ChainConfig
 ) -> dict[Split, list[ChainQuestion]]:
-  """Makes the questions of each split, about its own people.
+  """Makes the questions of each split, about the split's people.
 
   A held-out pair of facts has one question.
   """

@@ -1,9 +1,10 @@
 """Documents of the demo world: short notes that each mix several entities.
 
 A note has three sentences: two facts about one entity and one about another,
-in random order. Its title is that of a newspaper, and tells nothing. Each fact
-is stated in three notes, in two phrasings, one of them in two wordings. So some
-thirty notes name a person, and three of them answer a question about them.
+in random order. Its title is a newspaper's, and reveals nothing. Each fact is
+stated in three notes, in two phrasings, one of them with two wordings. So about
+thirty notes name a person, and three of them answer a question about the
+person.
 """
 
 import collections
@@ -17,7 +18,7 @@ from experiments.world.facts import Fact
 from experiments.world.relations import Relation
 
 _NUM_STATEMENTS = 3
-# The other phrasings of a fact's relation are left to masked statements.
+# Phrasings of each fact in documents. The others are for masked statements.
 _NUM_PHRASINGS = 2
 _NEWSPAPERS = (
   "Morning Post",
@@ -27,7 +28,7 @@ _NEWSPAPERS = (
   "Sunday Herald",
   "Village Echo",
 )
-# Attempts to find a note that a stranger's sentence fits into.
+# Attempts to find a sentence about another entity that fits into a note.
 _MAX_DRAWS = 100
 
 
@@ -35,8 +36,8 @@ _MAX_DRAWS = 100
 class Sentence:
   """A fact, by its index in the world, and the template that words it.
 
-  The template is one of the wordings of a phrasing, which is known by its
-  number among those of the fact's relation.
+  The template is one of the wordings of a phrasing, which is given by its
+  number among the phrasings of the fact's relation.
   """
 
   fact: int
@@ -46,7 +47,7 @@ class Sentence:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """A note: its id is unique in its world, and its title names no entity."""
+  """A note. Its id is unique in its world, and its title names no entity."""
 
   id: str
   title: str
@@ -60,13 +61,13 @@ class Document:
 def write_notes(
   generator: np.random.Generator, facts: Sequence[Fact]
 ) -> list[Document]:
-  """Writes the notes that state all facts, in random order."""
+  """Writes notes that state all facts, in random order."""
   pairs, strangers = _pair(generator, facts)
   notes = [
     [*pair, *_take_stranger(generator, facts, pair, strangers)]
     for pair in pairs
   ]
-  # Those that are left also come in threes, about three entities.
+  # The remaining sentences also form notes of three, about three entities.
   notes += [strangers[i : i + 3] for i in range(0, len(strangers), 3)]
   generator.shuffle(notes)
   return [
@@ -82,13 +83,13 @@ def write_notes(
 def _state(
   generator: np.random.Generator, fact: int, relation: Relation
 ) -> list[Sentence]:
-  """States a fact three times, each time in another wording."""
+  """States a fact three times, in different wordings."""
   phrasings = generator.permutation(len(relation.phrasings))[:_NUM_PHRASINGS]
   orders = []
   for i in phrasings.tolist():
     templates = generator.permutation(relation.phrasings[i].wordings).tolist()
     orders.append([Sentence(fact, i, template) for template in templates])
-  # Each phrasing once, before any of them in a second wording.
+  # Each phrasing once, before the second wording of any.
   by_turns = itertools.chain(*zip(*orders, strict=True))
   return [*by_turns][:_NUM_STATEMENTS]
 

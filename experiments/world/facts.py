@@ -1,8 +1,8 @@
 """The splits of entities, and the facts that connect them.
 
-Each relation matches its subjects and values almost one to one. So a question
-about a subject has one answer, a sentence whose subject is masked can be
-completed from its value, and no value is common enough to be guessed.
+Each relation maps subjects to values almost one to one. So a question about a
+subject has one answer, a masked subject can be inferred from its value, and no
+value is common enough to be guessed.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from realm_jax.errors import RealmError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-# All counts and years come from one pool, so that each number is a word that
-# occurs often, and none gives away what it measures.
+# All counts and years come from one pool, so each number is a frequent word,
+# and does not reveal what it measures.
 NUMBERS = tuple(range(1600, 1900))
-# One of two or three orders of hundreds of names is such a circle.
+# With hundreds of names, one in two or three orders is such a circle.
 _MAX_DRAWS = 1000
 
-# Names of the entities of each kind, each of which is unique in its world.
+# Names of the entities of each kind. A name is unique in its world.
 Entities = dict[str, list[str]]
 
 
@@ -42,7 +42,7 @@ class Fact:
     return (self.subject, self.value) if named else (self.subject,)
 
   def word(self, template: str) -> str:
-    """Returns the fact in the words of one of its relation's templates."""
+    """Returns the fact, worded by one of its relation's templates."""
     return template.format(s=self.subject, o=self.value)
 
 
@@ -51,11 +51,12 @@ def make_facts(
   groups: Sequence[Entities],
   among: Sequence[relations.Relation] = relations.RELATIONS,
 ) -> list[Fact]:
-  """Gives every entity a value for every one of some relations of its kind.
+  """Makes the facts of all entities, for some relations.
 
-  Facts connect entities of one group only, and a number occurs in one
-  group only. In a symmetric relation each pair is one fact; if the number of
-  entities is odd, one of them has none. Each group has every kind.
+  Each entity gets a value for every relation of its kind. Facts connect
+  entities of the same group, and each number occurs in only one group. In a
+  symmetric relation, each pair is one fact; if the number of entities is odd,
+  one of them has none. Each group has every kind.
   """
   ends = np.cumsum([sum(map(len, group.values())) for group in groups])
   shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)
@@ -70,12 +71,12 @@ def make_facts(
       order = _circle(generator, subjects)
       subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
     elif relation.value == relation.subject:
-      # In a circle, so that nobody is their own value.
+      # In a circle, so nobody is their own value.
       subjects = _circle(generator, subjects)
       values = subjects[1:] + subjects[:1]
     else:
       choices = group.get(relation.value, numbers)
-      # In random order, each equally often.
+      # In random order, with equal frequency.
       num_rounds = -(-len(subjects) // len(choices))
       rounds = [generator.permutation(choices) for _ in range(num_rounds)]
       values = np.concatenate(rounds)[: len(subjects)].tolist()
@@ -87,12 +88,12 @@ def make_facts(
 
 
 def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
-  """Orders names in a circle, in which no two similar ones are neighbours.
+  """Orders names in a circle without similar names as neighbors.
 
-  A question about "Young Tavia" would otherwise mention its answer, "Tavia".
+  Otherwise, a question about "Young Tavia" could mention its answer, "Tavia".
 
   Raises:
-    ValueError: None was found, because there are too few names.
+    ValueError: No circle was found, because there are too few names.
   """
   for _ in range(_MAX_DRAWS):
     order = [str(name) for name in generator.permutation(names)]
@@ -114,15 +115,15 @@ def split_entities(
 ) -> dict[Split, Entities]:
   """Draws the entities of each split, with the same share of every kind.
 
-  Facts connect entities of one split only. So no training question has a
-  held-out entity even as its answer. The names beside a held-out answer in its
-  block are as new as the answer; a reader could otherwise memorize which names
-  are answers.
+  Facts only connect entities of the same split. So held-out entities are not
+  even answers to training questions. The names near a held-out answer in its
+  block are equally new; otherwise a reader could memorize which names are
+  answers.
 
-  A name and the one similar to it ("Tavora", "New Tavora") stay together.
+  A name and its similar name ("Tavora", "New Tavora") are in the same split.
 
-  There is at least one entity of every kind for each split. `held_out` has the
-  shares of all splits but that for training, which has the rest.
+  Each split has at least one entity of every kind. `held_out` has the shares of
+  all splits except training, which gets the rest.
   """
   of_split: dict[Split, Entities] = {
     split: {kind: [] for kind in entities} for split in SPLITS

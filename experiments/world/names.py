@@ -1,9 +1,10 @@
 """Names of the demo world: invented words, and names similar to them.
 
 A name is one word, which becomes one wordpiece. A small reader learns to copy
-such names in minutes, and names of several wordpieces not in an hour. Every
-eighth name is another one of its kind with a word before it, such as "Tavora"
-and "New Tavora". Such similar names make a retriever compare whole names.
+such names within minutes, but not names of several wordpieces within an hour.
+Every eighth name consists of another name of its kind and a word before it, as
+in "Tavora" and "New Tavora". Such similar names force a retriever to compare
+whole names.
 """
 
 import re
@@ -19,7 +20,7 @@ _ONSETS = tuple("b br c d dr f g gr h j k kl l m n p pr r s t tr v w z".split())
 _VOWELS = tuple("a e i o u ai ei ou".split())
 _MIDDLES = tuple("b d l lm ld n nd r rv rn s sk t v z m".split())
 # Endings that English inflection does not use, so that no invented word is
-# an English one.
+# English.
 _ENDINGS: dict[relations.EntityKind, tuple[str, ...]] = {
   "person": ("ia", "iel", "o", "una", "eth", "is"),
   "city": ("ora", "ona", "burgh", "wick", "mouth", "holm"),
@@ -32,13 +33,13 @@ _PREFIXES: dict[relations.EntityKind, str] = {
   "company": "United",
 }
 _NAMES_PER_SIMILAR_NAME = 8
-# A name has at least one letter before the middle and the ending.
+# A name has at least one letter before its middle and ending.
 _NAMES = "|".join(
   rf"(?P<{kind}>\b(?:{_PREFIXES[kind]} )?[A-Z][a-z]{{2,}}"
   rf"(?:{'|'.join(_ENDINGS[kind])})\b)"
   for kind in relations.ENTITY_KINDS
 )
-# Of bytes, in which positions of spans are counted.
+# A pattern of bytes, because positions of spans are in bytes.
 _SPAN = re.compile(rf"{_NAMES}|(?P<number>\b\d+\b)".encode())
 
 
@@ -48,11 +49,11 @@ def make_entities(
   *,
   avoid: Iterable[str] = (),
 ) -> Entities:
-  """Returns different names for `counts[kind]` entities of each kind.
+  """Returns distinct names for `counts[kind]` entities of each kind.
 
-  None has a word of the names to `avoid`.
+  They share no words with the names to `avoid`.
   """
-  # No name may be a word of the templates.
+  # Names must not be words of the templates.
   used = {
     word.strip(".,?{}").lower()
     for relation in relations.RELATIONS
@@ -64,7 +65,7 @@ def make_entities(
   for kind, count in counts.items():
     num_similar, words = count // _NAMES_PER_SIMILAR_NAME, list[str]()
     while len(words) < count - num_similar:
-      # Two syllables give too few new words after some hundreds.
+      # After some hundreds of words, two syllables yield too few new ones.
       middle = "".join(
         draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(words) > 500))
       )
@@ -80,8 +81,8 @@ def make_entities(
 def tag(text: str, title: str) -> list[Span]:
   """Finds names, with their kinds, and numbers: the tagger of the demo.
 
-  It takes the place of a model that finds named entities, which would not know
-  invented names. A name's ending tells its kind.
+  It replaces a model that finds named entities, which would not know invented
+  names. A name's ending determines its kind.
   """
   del title
   found = _SPAN.finditer(text.encode())

@@ -1,4 +1,4 @@
-"""Questions about the facts, and masked statements of them."""
+"""Questions about facts, and masked statements of facts."""
 
 import dataclasses
 import itertools
@@ -37,9 +37,9 @@ def make_questions(
   *,
   counts: dict[Split, int],
 ) -> dict[Split, list[Question]]:
-  """Makes the questions of each split, about its own entities.
+  """Makes the questions of each split, about the split's entities.
 
-  They are in random order, at most `counts[split]`.
+  Each split has at most `counts[split]` questions, in random order.
   """
   split_of = {
     name: split
@@ -54,7 +54,7 @@ def make_questions(
       sides.append((fact.value, fact.subject))
     for subject, answer in sides:
       templates = generator.permutation(fact.relation.questions).tolist()
-      # A held-out fact has one question, so that the score counts facts.
+      # A held-out fact has one question, so the score counts facts.
       for template in templates if split == "train" else templates[:1]:
         text = template.format(s=subject)
         possible[split].append((text, subject, index, answer))
@@ -77,10 +77,10 @@ def make_statements(
 ) -> list[Question]:
   """Makes a masked statement of each fact that the questions ask for.
 
-  Pre-training never sees questions, so that retrieval before fine-tuning is
-  measured with sentences such as it has seen, but in wordings that the corpus
-  does not have. The words of a statement are those of a phrasing in which no
-  document states this fact.
+  Because pre-training never sees questions, retrieval before fine-tuning is
+  measured with sentences like those it has seen, but in wordings that the
+  corpus does not have. A statement uses a phrasing in which no document states
+  its fact.
 
   Args:
     stated: Phrasings in which documents state each fact.
@@ -92,7 +92,7 @@ def make_statements(
     phrasings = fact.relation.phrasings
     others = sorted(set(range(len(phrasings))) - set(stated[question.fact]))
     template = translate(phrasings[generator.choice(others)].unseen)
-    # A symmetric fact may be asked for in both directions, and is stated once.
+    # A symmetric fact may have questions in both directions, but one statement.
     statements.setdefault(
       question.fact,
       dataclasses.replace(

@@ -1,16 +1,17 @@
 """Relations of the demo world, and the sentences that express them.
 
 Every relation has three phrasings, which share no content word, and questions,
-whose content words no sentence has. So a question shares only a name with the
-text that answers it, and so does a sentence with another that states the same
-fact in another phrasing. As many sentences share that name and state other
-facts, a retriever has to learn which phrasings mean the same.
+whose content words are in no sentence. So a question and the text that answers
+it only share a name. The same holds for sentences that state a fact in
+different phrasings. Because many other sentences with that name state other
+facts, a retriever must learn which phrasings have the same meaning.
 
 In `relations.txt`, `A -> B` is a relation with subjects of kind A and values
-of kind B, and `A <-> A` a symmetric one. `{s}` is the subject and `{o}` the
-value. `-` begins a phrasing, `+` is another wording with the same content
-words, and `*` one that the corpus never has; `?` precedes questions. Names have
-no article or noun beside them, so that no part of a masked name is given away.
+of kind B, and `A <-> A` is a symmetric one. `{s}` is the subject and `{o}` the
+value. `-` starts a phrasing, `+` is another wording with the same content
+words, and `*` is a wording that the corpus never has; `?` starts a question. No
+article or noun is next to a name, because it could reveal part of a masked
+name.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ ENTITY_KINDS: tuple[EntityKind, ...] = get_args(EntityKind)
 class Phrasing:
   """Templates of sentences with the same content words.
 
-  At least two `wordings` are in the corpus; the `unseen` one is in no block.
+  The corpus has at least two `wordings`; the `unseen` one is in no block.
   """
 
   wordings: tuple[str, ...]
@@ -39,13 +40,13 @@ class Phrasing:
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-  """A relation that gives each entity of one kind a value.
+  """A relation from entities of one kind to values.
 
   Attributes:
     name: Name in files and reports.
     subject: Kind of the entity that replaces `{s}`.
     value: Kind of the value that replaces `{o}`.
-    phrasings: Three ways to express it, without a content word in common.
+    phrasings: Three ways to express it, without common content words.
     questions: Wordings of questions, at least three.
     is_symmetric: Whether it holds, and is asked about, in both directions.
   """

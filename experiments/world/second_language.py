@@ -1,9 +1,9 @@
-"""A second language of the demo world, in which less is written.
+"""A second, low-resource language of the demo world.
 
-Its documents state some of the world's facts, and translate no documents of the
-first language. Names and numbers are the same; every other word is another one.
-In the invented language the words of a sentence also stand in the opposite
-order. The transliterated language is the first one in Cyrillic letters.
+Its documents state some of the world's facts; they are not translations of
+documents in the first language. Names and numbers are the same, and all other
+words differ. An invented language also reverses the order of words. A
+transliterated one is the first language in Cyrillic letters.
 """
 
 import dataclasses
@@ -17,29 +17,29 @@ from experiments.world.questions import Question, make_statements
 from experiments.world.world import World
 from realm_jax.settings import Fraction, require_valid
 
-# An invented language has no code. That of Esperanto splits sentences well.
+# Esperanto's code, whose rules split the invented language's sentences well.
 CODE = "eo"
 _SYLLABLES = tuple("ba de fi go ku la me ni po ru sa te vi zo".split())
-# No name and no English word of a template ends so.
+# Endings that neither names nor English words in templates have.
 _ENDINGS = tuple("ak em ul oz ib".split())
 _CYRILLIC = str.maketrans(
   "abcdefghijklmnopqrstuvwxyz", "абцдефгхижклмнопярстувшэыз"
 )
 
-# Whether the first language's documents alone state a fact, or both do.
+# Whether only documents in the first language state a fact, or in both.
 StatedIn = Literal["first", "both"]
 
 
 @dataclasses.dataclass(frozen=True)
 class SecondLanguageConfig:
-  """The second language, and how much is written in it.
+  """The second language, and its number of documents.
 
   Attributes:
     transliterated: Whether it is the first language in Cyrillic letters,
-      instead of an invented one.
-    document_share: How many documents it has, for each of the first language.
-      As a document states a few facts, and each fact is stated three times in
-      the first language, its documents state some facts once and others never.
+      instead of an invented language.
+    document_share: Number of documents, as a share of the first language's. The
+      first language states each fact three times, so a small share states some
+      facts once and others never.
   """
 
   transliterated: bool = False
@@ -54,13 +54,13 @@ def write_in_second_language(
 ) -> tuple[list[Document], dict[StatedIn, list[Question]]]:
   """Writes documents and masked statements in the second language.
 
-  As in the first language, a statement has a phrasing in which no document of
-  its language states the fact.
+  As in the first language, a statement uses a phrasing in which no document of
+  the language states the fact.
 
   Returns:
-    Documents that state some of the world's facts, and masked statements of
-    the facts that the world's test statements are about, by the languages
-    whose documents state the fact.
+    Documents that state some of the world's facts, and masked statements of the
+    facts in the world's test statements, by the languages whose documents state
+    the fact.
   """
   generator = np.random.default_rng([seed, 1])
   translate = translator(config.transliterated, generator)
@@ -86,7 +86,7 @@ def write_in_second_language(
 def translator(
   transliterated: bool, generator: np.random.Generator
 ) -> Callable[[str], str]:
-  """Returns a function that translates all words of a text but `{s}` and `{o}`.
+  """Returns a function that translates a text, except for `{s}` and `{o}`.
 
   Args:
     transliterated: As in `SecondLanguageConfig`.

@@ -1,4 +1,4 @@
-"""A whole demo world: generated from a seed, edited, and written as files."""
+"""Generates the demo world from a seed, edits it, and writes its files."""
 
 import collections
 import dataclasses
@@ -41,12 +41,12 @@ _NumEntities = Annotated[int, Range(least=3)]
 class WorldConfig:
   """The size of a world and the number of its questions.
 
-  If a relation has more subjects than values, such as more people than cities
-  to be born in, values are used again, and masked subjects can no longer be
-  told apart. So people and cities should be the most numerous.
+  If a relation has more subjects than values, for example more people than
+  birthplaces, values are reused, and masked subjects are ambiguous. So there
+  should be more people and cities than other entities.
 
   Attributes:
-    seed: Seed of everything that is drawn.
+    seed: Seed of all random choices.
     num_people, num_cities, num_companies: Number of entities of each kind.
     num_train_questions, num_validation_questions, num_test_questions: Maximum
       number of questions of each split.
@@ -93,7 +93,7 @@ _DEFAULTS = WorldConfig()
 
 
 def generate(config: WorldConfig = _DEFAULTS) -> World:
-  """Generates a world, which is always the same for the same configuration."""
+  """Generates a world, deterministically from its configuration."""
   generator = np.random.default_rng(config.seed)
   entities = names.make_entities(
     generator,
@@ -134,8 +134,8 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
 def write_world(directory: epath.PathLike, world: World) -> None:
   """Writes a world's documents and questions to a directory.
 
-  They are `articles.jsonl`, `questions-SPLIT.jsonl`, and
-  `statements-SPLIT.jsonl` of the held-out splits.
+  The files are `articles.jsonl`, `questions-SPLIT.jsonl`, and, for held-out
+  splits, `statements-SPLIT.jsonl`.
   """
   articles = epath.Path(directory) / "articles.jsonl"
   write_articles(articles, world, world.documents)
@@ -149,7 +149,7 @@ def write_articles(
   documents: Sequence[Document],
   **fields: str,
 ) -> None:
-  """Writes documents as lines of JSON, each with these further fields."""
+  """Writes documents as JSON Lines, each with additional fields."""
   with json_lines(path) as write:
     for one in documents:
       text = one.text(world.facts)
@@ -170,7 +170,7 @@ def write_questions(
 
 
 def question_record(world: World, question: Question) -> dict[str, JsonValue]:
-  """Returns a question as its line of JSON, with what a diagnosis needs."""
+  """Returns a question's JSON record, with fields for diagnosis."""
   return {
     "id": question.id,
     "question": question.text,
@@ -188,7 +188,7 @@ def learn_vocabulary(
   *,
   num_sentinels: int = 0,
 ) -> None:
-  """Writes a vocabulary of documents and of the training questions.
+  """Writes a vocabulary, learned from documents and training questions.
 
   A reader that writes needs sentinels, `<extra_id_0>` and so on.
   """
@@ -203,12 +203,12 @@ def learn_vocabulary(
 def edit_facts(world: World, *, count: int, seed: int) -> World:
   """Changes facts that test questions ask for, in every document.
 
-  Two facts of one relation exchange their values, so that the edited world is
-  as regular as the one before: every value is used as often.
+  Pairs of facts with the same relation exchange their values. So the edited
+  world is as regular as the original: the frequency of each value is unchanged.
 
-  The world is not modified. In the one that is returned, only the answers of
-  questions have changed. The seed chooses among the facts that test questions
-  ask for, which may be fewer than `count`, an even number.
+  The original world is not modified. In the returned world, only the answers of
+  questions have changed. `count` must be even; the seed selects among the facts
+  that test questions ask for, and there may be fewer than `count`.
   """
   facts = list(world.facts)
   for first, second in _choose_pairs(world, count // 2, seed):
@@ -217,7 +217,7 @@ def edit_facts(world: World, *, count: int, seed: int) -> World:
       facts[index] = dataclasses.replace(facts[index], value=value)
 
   def edited(one: Question) -> Question:
-    # A question about a symmetric fact may have its subject as the answer.
+    # The answer of a question about a symmetric fact may be its subject.
     if facts[one.fact] == world.facts[one.fact]:
       return one
     return dataclasses.replace(one, answer=facts[one.fact].value)
@@ -236,18 +236,18 @@ def _choose_pairs(
 ) -> list[tuple[int, int]]:
   """Chooses disjoint pairs of facts that test questions ask for.
 
-  The facts of a pair have the same relation and different values, and the pairs
-  are spread over the relations.
+  The facts of a pair have the same relation and different values. The pairs are
+  spread over the relations.
   """
   asked: dict[str, list[int]] = collections.defaultdict(list)
   for question in world.questions["test"]:
     relation = world.facts[question.fact].relation
-    # Exchanging spouses would change those of two other people as well.
+    # Exchanging spouses would also change the spouses of two other people.
     if not relation.is_symmetric:
       asked[relation.name].append(question.fact)
   generator = np.random.default_rng(seed)
   orders = [generator.permutation(facts).tolist() for facts in asked.values()]
-  # One pair of each relation before a second one of any.
+  # One pair from each relation before a second pair from any.
   rounds = itertools.zip_longest(
     *(zip(order[0::2], order[1::2], strict=False) for order in orders)
   )
@@ -264,8 +264,8 @@ def write_edited(
 ) -> None:
   """Writes an edited world and `questions-edited.jsonl`.
 
-  That file has the test questions whose answers changed, as `write_world`
-  writes them, with the field `old_answer`.
+  That file has the test questions whose answers changed, in the format of
+  `write_world`, with an additional field `old_answer`.
   """
   write_world(directory, after)
   with json_lines(epath.Path(directory) / "questions-edited.jsonl") as write:

@@ -1,1 +1,1 @@
-"""What `parity` compares: our values with those of other systems."""
+"""Comparisons of our values with other systems', for `benchmarks.parity`."""

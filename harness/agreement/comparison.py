@@ -1,4 +1,4 @@
-"""Comparisons of values that two systems compute, with limits."""
+"""Compares values that two systems compute, with limits."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,7 +10,7 @@ MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
 MAX_COSINE_DISTANCE = 1e-4
 _MAX_LENGTH_DIFFERENCE = 1e-3
-# Share of a gradient's norm that rounding alone can give to a zero gradient.
+# Share of the whole gradient's norm that a zero gradient can get by rounding.
 _ROUNDING = 2e-7
 
 
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     measure: Name of the measure.
     value: Measured value.
     limit: Largest value that passes.
-    note: Further remarks.
+    note: Additional remarks.
   """
 
   what: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
   @property
   def passed(self) -> bool:
-    """Whether the value is within the limit. NaN never is."""
+    """Whether the value is within the limit; NaN never is."""
     return bool(self.value <= self.limit)
 
   def __str__(self) -> str:
@@ -46,20 +46,20 @@ class Row(NamedTuple):
 def differences(
   what: str, ours: np.ndarray, theirs: np.ndarray, limit: float = MAX_DIFFERENCE
 ) -> Row:
-  """Compares two arrays of one shape by their largest absolute difference."""
+  """Compares two arrays of equal shape by their largest absolute difference."""
   assert np.shape(ours) == np.shape(theirs), what
   found = np.abs(np.float64(ours) - np.float64(theirs)).max()
   return Row(what, "max abs difference", float(found), limit)
 
 
 def relative(what: str, ours: float, theirs: np.ndarray) -> Row:
-  """Compares two losses by their difference relative to the second."""
+  """Compares two losses by their difference, relative to the second one."""
   found = abs(float(ours) - float(theirs)) / abs(float(theirs))
   return Row(what, "relative difference", found, MAX_RELATIVE_DIFFERENCE)
 
 
 def unequal(what: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
-  """Counts the elements in which two arrays of one shape differ."""
+  """Counts the elements in which two arrays of equal shape differ."""
   assert np.shape(ours) == np.shape(theirs), what
   count = int(np.sum(np.asarray(ours) != np.asarray(theirs)))
   return Row(what, "unequal", count, 0, f"of {np.size(theirs)}")
@@ -78,9 +78,9 @@ def gradient_cosines(
     what: Description of the model.
     ours: Our gradient, by path of the parameter.
     theirs: The other system's gradient, for the parameters that it uses.
-    without: Ends of the paths of parameters that add the same value to all
-      scores of a softmax. Their gradient is rounding alone, which has no
-      direction to compare.
+    without: Suffixes of paths of parameters that add the same value to all
+      scores of a softmax. Their gradient is only a rounding error, whose
+      direction cannot be compared.
 
   Returns:
     The row. Its value is infinite if the norms of two gradients differ, if a

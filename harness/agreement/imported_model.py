@@ -1,7 +1,7 @@
-"""A model imported from another system into memory, and what it computes.
+"""A model imported into memory from another system, and its outputs.
 
-There is one method for each kind of value that is compared, so that the
-comparisons do not depend on the signatures of stages and models.
+It has a method for each kind of value to compare, so comparisons do not depend
+on the signatures of stages and models.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from realm_jax.weights.mapped_weights import MappedWeights, flattened, nested
 
 
 class Graded(NamedTuple):
-  """Metrics of a loss, itself among them, and its gradient by path."""
+  """Metrics of a loss, including the loss, and its gradient by path."""
 
   metrics: dict[str, float]
   gradient: dict[str, np.ndarray]
@@ -76,13 +76,13 @@ class ImportedModel(NamedTuple):
     candidates: Int[np.ndarray, "b k l"],
     mask_positions: Int[np.ndarray, "b m"],
   ) -> Float[np.ndarray, "b k m v"]:
-    """Computes the scores of all words at the masks."""
+    """Computes the logits of all words at the masks."""
     return np.asarray(self._read(query, candidates, mask_positions)[0])
 
   def span_logits(
     self, query: Int[np.ndarray, "b q"], candidates: Int[np.ndarray, "b k l"]
   ) -> Float[np.ndarray, "b k l w"]:
-    """Computes the scores of spans, with NaN for spans that are not valid."""
+    """Computes the logits of spans, with NaN for invalid spans."""
     no_masks = np.zeros((len(query), 1))
     spans = self._read(query, candidates, no_masks)[1]
     return np.where(spans.is_span, spans.logits, np.nan)
@@ -116,8 +116,8 @@ class ImportedModel(NamedTuple):
   ) -> Graded:
     """Computes a contrastive loss and its gradient for padded arrays.
 
-    All blocks are different, and those after the first of a query are its
-    negatives.
+    All blocks are different. A query's first block is relevant, and its other
+    blocks are negatives.
     """
     numbers = np.arange(1, 1 + blocks.shape[0] * blocks.shape[1])
     hashes = to_words(numbers.reshape(blocks.shape[:2]))
@@ -137,7 +137,7 @@ class ImportedModel(NamedTuple):
     return np.asarray(embed(params, _as_int32(token_ids)))
 
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
-    """Computes the loss as a step does, each sequence in a row of its own."""
+    """Computes the loss like a training step, without packing."""
     components = Components(
       {"retriever": self.retriever, "reader": self.reader}
     )
@@ -164,7 +164,7 @@ class ImportedModel(NamedTuple):
 
 
 def load(mapped: MappedWeights) -> ImportedModel:
-  """Returns a model that was read into memory, without dropout."""
+  """Returns a model from its mapped weights, without dropout."""
   retriever, reader, _ = mapped.model
   bert = dataclasses.replace(retriever.bert, dropout_rate=0.0)
   return ImportedModel(

@@ -1,6 +1,6 @@
-"""Compares imported REALM models with Hugging Face's own values.
+"""Compares imported REALM models with Hugging Face's values.
 
-`harness/peers/realm.py` makes the models, their inputs and these values.
+`harness/peers/realm.py` creates the models, their inputs and these values.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
   found = np.take_along_axis(relevance, rows, axis=-1)
   logits = model.span_logits(query, candidates)
   theirs = expected["span_logits"]
-  # The best span, as evaluations choose it.
+  # The best span, chosen as in evaluations.
   totals = logits + found[:, : theirs.shape[1], None, None]
   best_spans = np.nanargmax(totals.reshape(len(query), -1), axis=1)
   chosen = np.stack(np.unravel_index(best_spans, theirs.shape[1:]), axis=-1)
@@ -113,7 +113,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
 
 
 def _blocks_read(mapped: MappedWeights, expected: Arrays) -> np.ndarray:
-  """Returns the blocks that the reader is given, [b k l].
+  """Returns the blocks that the reader reads, [b k l].
 
   They are `[CLS] [SEP] body [SEP]`, because Hugging Face's blocks have no
   titles.
@@ -140,7 +140,7 @@ COMPARISONS = (compare_two_towers, compare_pretraining, compare_open_qa)
 def _gradients(
   what: str, graded: Graded, mapped: MappedWeights, expected: Arrays
 ) -> Row:
-  """Compares the gradients of the parts that are imported."""
+  """Compares the gradients of the imported parts."""
   theirs = {
     name.removeprefix("gradient/"): array
     for name, array in expected.items()

@@ -1,4 +1,4 @@
-"""Compares loss and optimizer with the published rules in float64."""
+"""Compares loss and optimizer with the published rules, in float64."""
 
 import functools
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def compare_signal(form: Form, *, seed: int = 0) -> Row:
 
   Args:
     form: Form of the loss.
-    seed: Seed of relevance, logits, targets and numbers of masks.
+    seed: Seed of relevance, logits, targets and number of masks.
   """
   batch, candidates, masks, words = 3, 5, 4, 7
   rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def compare_signal(form: Form, *, seed: int = 0) -> Row:
 
 
 def compare_adam(*, weight_decay: float = 0.01) -> Row:
-  """Compares fifty updates of a small model with BERT's Adam."""
+  """Compares fifty updates of a small model with BERT's version of Adam."""
   config = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=10, weight_decay=weight_decay
   )
@@ -73,7 +73,7 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
     }
 
   params = draw(0.3)
-  # Some of the gradients are clipped, and some are not.
+  # Some gradients are clipped, and others are not.
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
   expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
@@ -126,9 +126,9 @@ def bert_adam(
   """Computes some steps of `optimization.py` in google-research/bert.
 
   Gradients are clipped to a global norm of 1. Adam has β 0.9 and 0.999, ε 1e-6
-  and no bias correction. Weight decay is decoupled, and leaves out LayerNorm
-  parameters and biases. The rate falls linearly from step 0 to zero at
-  `num_steps`, with a linear warm-up on top.
+  and no bias correction. Weight decay is decoupled, and excludes LayerNorm
+  parameters and biases. The learning rate falls linearly from step 0 to zero at
+  `num_steps`, in addition to a linear warm-up.
 
   Returns:
     The parameters after these steps.

@@ -1,6 +1,7 @@
-"""Compares vectors and losses with those of sentence-transformers.
+"""Compares vectors and losses with sentence-transformers.
 
-MiniLM is imported, and it and a REALM retriever of BERT-base size are exported.
+MiniLM is imported. Then MiniLM and a REALM retriever of BERT-base size are
+exported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from realm_jax.weights.mapped_weights import (
 from realm_jax.weights.name_maps import RETRIEVER
 from realm_jax.weights.registry import ImportConfig
 
-# Of vectors of length 1 (MiniLM), or of about 10 (REALM).
+# Limit for vectors of length 1 (MiniLM), or about 10 (REALM).
 _LIMIT = 1e-5
 _QUERIES = (
   "who built the bridge over the river in York?",
@@ -54,7 +55,7 @@ _DOCUMENTS = (
 
 
 def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
-  """Compares MiniLM as it is released, then both models as we export them.
+  """Compares the released MiniLM, then our exports of both models.
 
   Args:
     minilm: Folder of MiniLM's weights.
@@ -130,10 +131,10 @@ def _compare_losses(
   rows = [*zip(_QUERIES, passages, reversed(_NEGATIVES), strict=True)]
   found = peer_processes.run_on_texts("losses", rows, folder, model=theirs)
   query = _padded(words, [words.encode(text) for text in _QUERIES])
-  # A block has a title, which is empty here.
+  # Blocks have titles, which are empty here.
   texts = [[words.sep_id, *words.encode(x)] for row in rows for x in row[1:]]
   blocks = _padded(words, texts).reshape(len(query), 2, -1)
-  # By default their losses multiply cosines by 20.
+  # By default, their losses multiply cosines by 20.
   temperature = model.retriever.score_scale / 20
   settings: dict[str, dict[str, Any]] = {
     "ranking": {},
@@ -158,13 +159,13 @@ def _compare_losses(
       f"{name} loss: gradient",
       {p: g for p, g in graded.gradient.items() if p.startswith(RETRIEVER)},
       imported_model.named_as_ours(mapped, gradient),
-      # They add the same value to all scores of a softmax.
+      # These add the same value to all scores of a softmax.
       without=("attention/key/bias",),
     )
 
 
 def _compare_pairs(words: BertVocabulary, minilm: Path, folder: Path) -> Row:
-  """Compares the scores of a cross-encoder that is imported."""
+  """Compares the scores of an imported cross-encoder."""
   passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
   pairs = [(query, text) for query in _QUERIES for text in passages]
   found = peer_processes.run_on_texts("pairs", pairs, folder, model=minilm)

@@ -1,6 +1,6 @@
 """Compares imported T5 models with transformers' values.
 
-`harness/peers/t5.py` makes the models, their inputs and these values.
+`harness/peers/t5.py` creates the models, their inputs and these values.
 """
 
 import functools
@@ -37,7 +37,7 @@ _EARLY_STOPPING = {"False": False, "True": True, "never": "never"}
 
 
 def packed(token_ids: np.ndarray) -> Sequences:
-  """Returns sequences in as few bins as hold them."""
+  """Packs sequences into the smallest number of bins."""
   ids = np.arange(len(token_ids), dtype=np.uint32)
   tokens, count = TokenSequences(token_ids, ids), len(token_ids)
   length = token_ids.shape[-1]
@@ -130,7 +130,7 @@ def compare_variant(folder: Path, variant: str) -> Iterator[Row]:
 def _compare_texts(
   what: str, model: T5, params: Any, memory: Any, expected: Any
 ) -> Iterator[Row]:
-  """Compares what greedy and beam search write."""
+  """Compares the outputs of greedy and beam search."""
   searches: dict[str, Any] = {}
   for key, theirs in expected.items():
     kind, _, name = key.partition("/")

@@ -1,1 +1,1 @@
-"""Faults that are injected into runs at random moments, and what they left."""
+"""Injects faults into runs at random times, and checks the results."""

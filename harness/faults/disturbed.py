@@ -1,7 +1,7 @@
-"""A run into whose processes faults are injected.
+"""A run with faults injected into its processes.
 
-The supervisors of trainer and builder restart what ends. Nothing else does, and
-nothing is repaired.
+Only the supervisors of trainer and builder restart processes, and nothing else
+is repaired.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.paths import sizes_below
 
 CRASH = "crash search"
-# Time limit for the rest of a run after the last fault, on a busy machine.
+# Timeout for the rest of a run after the last fault, on a busy machine.
 _COMPLETION_TIMEOUT_SECONDS = 1800.0
 # Target of a fault that found nothing to damage.
 NOTHING = "nothing"
-# What bad requests have in common, as regular expressions.
+# Regular expressions for requests with faults.
 _REQUESTS = ("", "checkpoints", "snapshots", "metrics|lease")
 
 
@@ -37,10 +37,10 @@ class Fault(NamedTuple):
   Attributes:
     kind: Name of an injector in `ON_DISK` or `IN_BUCKET`.
     checkpoint: Step whose checkpoint must be saved first.
-    delay_seconds: Delay after that checkpoint; shorter if the run saves the
-      second checkpoint after it first, since it would end before the last
-      faults otherwise.
-    seed: Seed of the other choices: which file, which byte, how long.
+    delay_seconds: Delay after that checkpoint. It is cut short when the run
+      saves the second checkpoint after it, since the run could otherwise end
+      before the last faults.
+    seed: Seed of other choices, such as the file, the byte or the duration.
   """
 
   kind: str
@@ -50,7 +50,7 @@ class Fault(NamedTuple):
 
 
 class Disturbed:
-  """A run whose trainer and builder work while a `with` block does.
+  """A run, with trainer and builder active during a `with` block.
 
   Args:
     run: Run with an empty folder.
@@ -87,7 +87,7 @@ class Disturbed:
     return False
 
   def worker(self, name: str) -> int:
-    """Returns the process that does a job's work, once there is one."""
+    """Waits for the process that does a job's work, and returns it."""
     job = self.jobs[name]
     self.wait(lambda: job.worker() is not None)
     return job.worker() or job.pid
@@ -105,12 +105,12 @@ class Disturbed:
     return not self.is_over()
 
   def wait_seconds(self, seconds: float) -> None:
-    """Waits, or until the run ends."""
+    """Waits for some seconds, or until the run ends."""
     end = time.monotonic() + seconds
     self.wait(lambda: time.monotonic() > end)
 
   def complete(self) -> None:
-    """Waits for the end of training, and terminates the builder.
+    """Waits until training ends, and terminates the builder.
 
     Raises:
       JobError: A job failed.
@@ -125,7 +125,7 @@ class Disturbed:
     """Waits for a fault's time and injects it.
 
     Returns:
-      The fault and `what` it met; None if the run ended first.
+      The fault and its target as `what`; None if the run ended first.
 
     Raises:
       JobError: A job has ended, for good, without being done.
@@ -188,8 +188,8 @@ def _damage(kind: str) -> Injector:
   """Returns a fault that damages a file of a complete snapshot.
 
   Args:
-    kind: "cut file", "flip bit" or "remove snapshot". On a disk a file is
-      changed in place, even if it is mapped.
+    kind: "cut file", "flip bit" or "remove snapshot". On a disk, files are
+      changed in place, even if they are mapped.
   """
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
@@ -227,8 +227,8 @@ def _flip(path: epath.Path, place: int, bit: int) -> None:
 
 
 def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
-  # A limit on the size of files makes writes fail, as on a full disk, and needs
-  # no privileges.
+  # With a limit on file sizes, writes fail as on a full disk. This needs no
+  # privileges.
   limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
   worker, kind = here.worker("builder"), resource.RLIMIT_FSIZE
   _, hard = resource.prlimit(worker, kind)
@@ -241,7 +241,7 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _bad_requests(kind: str) -> Injector:
-  """Returns a fault that lasts for some seconds."""
+  """Returns a fault of the object store that lasts for some seconds."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
     store, seconds = here.run.store, rng.uniform(1, 6)
@@ -284,7 +284,8 @@ def finish(run: Run, planned: Sequence[Fault] = ()) -> dict[str, Any]:
 
   Args:
     run: Run with an empty folder.
-    planned: Faults in order; it is a problem if the run ends before the last.
+    planned: Faults in order; it is a problem if the run ends before the last
+      one.
 
   Returns:
     The injected `faults`; the supervisors' lines about `restarts` of each job;

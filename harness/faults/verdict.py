@@ -1,4 +1,4 @@
-"""Checks of a completed run, and differences between two runs."""
+"""Checks a completed run, and compares two runs."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ _SEARCHES = b"realm_jax.indexes.isolated"
 
 
 def curve(run: Run) -> list[dict[str, float]]:
-  """Reads the metrics of every step but those that depend on the clock."""
+  """Reads the metrics of every step, except those that depend on the clock."""
   return [
     {name: value for name, value in row.items() if not _TIMINGS.fullmatch(name)}
     for row in read_rows(run.model_dir)
@@ -30,12 +30,12 @@ def curve(run: Run) -> list[dict[str, float]]:
 
 
 def seconds(run: Run) -> dict[str, float]:
-  """Returns what a run has spent its time on, over all of its lives."""
+  """Returns how a run has spent its time, including before restarts."""
   return read_rows(run.model_dir)[-1]["run_seconds"]
 
 
 def differences(expected: Run, got: Run) -> list[str]:
-  """Lists the differences of two runs, which are compared bit for bit."""
+  """Compares two runs bit for bit, and lists their differences."""
   found = []
   for what, read in (
     ("metrics", _metrics),
@@ -68,7 +68,7 @@ def _last_parameters(run: Run) -> dict[str, Any]:
 
 
 def refusals(run: Run) -> list[str]:
-  """Lists the trainer's messages about snapshots that it could not use."""
+  """Lists the trainer's messages about unusable snapshots."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
   return [line for line in lines if "is not used" in line]
 
@@ -80,7 +80,7 @@ def restarts(job: Job) -> list[str]:
 
 
 def problems(run: Run) -> list[str]:
-  """Lists what should not have happened in a completed run."""
+  """Lists the problems of a completed run."""
   found = []
   rows = curve(run)
   if [row["step"] for row in rows] != list(range(1, run.num_steps + 1)):
@@ -94,7 +94,7 @@ def problems(run: Run) -> list[str]:
       found.append(f"step {row['step']} logged a wrong staleness")
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     steps = store.steps()
-  # A run that was told to stop has saved at other steps, too.
+  # A run that was told to stop has also saved at other steps.
   regular = range(0, run.num_steps + 1, run.save_every_steps)
   saved = sorted({*regular, *steps})
   if lost := {0, *saved[-_KEPT_CHECKPOINTS:]} - set(steps):

@@ -1,1 +1,1 @@
-"""Programs that run other systems, in the environment of `make peers`."""
+"""Programs that run other systems in the environment of `make peers`."""

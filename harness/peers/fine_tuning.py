@@ -1,12 +1,13 @@
-"""Fine-tunes a retriever by sentence-transformers, on pairs of texts.
+"""Fine-tunes a retriever with sentence-transformers, on pairs of texts.
 
     .venv-peers/bin/python -m harness.peers.fine_tuning --model=MODEL \
       --input=PAIRS.json --output=FOLDER --steps=80 --batch=32
 
-Its own `fit` trains, with the ranking loss, AdamW, a linear schedule, and
-batches without duplicates. --dtype=bfloat16 has the matrix products in that
-type, as torch's autocast does. The model is written to --output, and a line of
-JSON is printed: the examples per second, by the median step after the first.
+This calls the library's `fit`, with its ranking loss, AdamW, a linear schedule
+and batches without duplicates. --dtype=bfloat16 computes matrix products in
+that type, by torch's autocast. The model is written to --output. The command
+prints a line of JSON with the examples per second, from the median time of
+steps after the first.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from harness.peer_processes import peak_memory
 
 
 class _TimedLoss(MultipleNegativesRankingLoss):
-  """The loss, which notes when each step begins."""
+  """The loss, which also records the start time of each step."""
 
   def __init__(self, model: SentenceTransformer):
     super().__init__(model)
@@ -37,7 +38,7 @@ class _TimedLoss(MultipleNegativesRankingLoss):
 
 
 def main() -> None:
-  """Trains, and writes the model."""
+  """Trains a model, and writes it."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--model", required=True)
   parser.add_argument("--input", type=Path, required=True)

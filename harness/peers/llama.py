@@ -1,10 +1,10 @@
-"""A tiny Llama of random weights, and what llama.cpp itself says of texts.
+"""A tiny Llama with random weights, and llama.cpp's likelihoods of texts.
 
     .venv-llama/bin/python -m harness.peers.llama MODEL.gguf PAIRS.json
 
-This writes the model, and prints a line of JSON: the log-likelihood of each
-target after its prompt, in float64 from the logits of this process.
-`python -m llama_cpp.server` serves the same file.
+This writes the model, and prints a line of JSON with the log-likelihood of each
+target after its prompt. It is computed in float64 from the logits in this
+process. `python -m llama_cpp.server` can serve the same file.
 """
 
 import json
@@ -22,7 +22,7 @@ _WORDS = ("th", "the", "in", "an", "er", f"{_SPACE}t", f"{_SPACE}the")
 
 
 def write_model(path: Path) -> None:
-  """Writes a model of one layer, whose other characters are bytes."""
+  """Writes a one-layer model, with bytes for characters without a token."""
   texts = [_SPACE, *_LETTERS, *_WORDS]
   tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
   kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]

@@ -1,4 +1,4 @@
-"""Random inputs, parameters and gradients of torch's models, and files."""
+"""Random inputs and parameters of torch models, their gradients, and files."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Tokens = list[int]
 
 
 class RandomInputs:
-  """Draws sequences of word ids, which are determined by the seed.
+  """Draws sequences of word ids, determined by a seed.
 
   Args:
     pieces: Vocabulary.
@@ -37,7 +37,7 @@ class RandomInputs:
     return self.rng.choice(self._words, count).tolist()
 
   def text(self, count: int) -> str:
-    """Draws words; one in eight is joined to the next one."""
+    """Draws words; one in eight is joined with the next one."""
     written = [self.pieces[i] for i in self.words(count)]
     joined = self.rng.random(count) < 1 / 8
     return "".join(
@@ -84,16 +84,16 @@ def padded(rows: list[Tokens], length: int) -> np.ndarray:
 def randomize(model: torch.nn.Module) -> Any:
   """Draws every parameter, so that biases and norms also affect the outputs.
 
-  Matrix products keep the scale of their inputs at any width. Returns the model
-  without dropout.
+  At any width, matrix products keep the scale of their inputs. Returns the
+  model without dropout.
   """
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       if "norm" in name.lower() and name.endswith("weight"):
         parameter.normal_(1.0, 0.1)
         if name.endswith("cls.LayerNorm.weight"):
-          # Norm of a projection. With this scale, scores differ by about one
-          # between blocks, so that each block has a share of the gradient.
+          # Norm of a projection. With this scale, scores of blocks differ by
+          # about one, so each block has a share of the gradient.
           parameter *= math.sqrt(16 / len(parameter))
       elif parameter.ndim == 1:
         parameter.normal_(0.0, 0.1)

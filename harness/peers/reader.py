@@ -1,20 +1,21 @@
-"""Measures a training step and `generate` of Fusion-in-Decoder in torch.
+"""Measures a training step and `generate` for Fusion-in-Decoder in torch.
 
     .venv-peers/bin/python -m harness.peers.reader make --folder=F --sizes=JSON
     .venv-peers/bin/python -m harness.peers.reader tuned --folder=F --steps=3
 
 `make` writes a T5 with random weights, and questions with passages (`inputs`
-[b k l]) and texts (`targets` [b t]) of several lengths. The others print one
-line of JSON. There are two steps of the same modules:
+[b k l]) and texts (`targets` [b t]) of several lengths. Other arguments print
+one line of JSON. There are two versions of the step, with the same modules:
 
-- published: as Fusion-in-Decoder's code, with all passages padded to one
+- published: like Fusion-in-Decoder's code, with all passages padded to one
   length, and AdamW.
-- tuned: as a good engineer would write it. Passages are encoded in groups of
-  similar lengths, the decoder attends to them without padding between them, and
-  AdamW is fused.
+- tuned: like a good engineer's code. Passages are encoded in groups of similar
+  lengths, the decoder attends to them without padding in between, and AdamW is
+  fused.
 
-Both have Hugging Face's attention, as torch's kernels for CPUs have no dropout.
-`generate` writes texts from the same passages, tuned in the same way.
+Both use Hugging Face's attention, because torch's kernels for CPUs do not
+support dropout. `generate` writes texts from the same passages, tuned in the
+same way.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def make(folder: Path, sizes: dict[str, int]) -> None:
 def _remember(
   model: T5ForConditionalGeneration, inputs: torch.Tensor, *, tuned: bool
 ) -> dict[str, Any]:
-  """Encodes passages, and puts those of each question side by side."""
+  """Encodes passages, and concatenates the passages of each question."""
   batch, number, length = inputs.shape
   flat = inputs.flatten(0, 1)
   if not tuned:
@@ -97,7 +98,7 @@ def _remember(
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
-  """Returns seconds, the most memory, and the loss or the texts."""
+  """Returns times, peak memory, and the loss or the texts."""
   model = T5ForConditionalGeneration.from_pretrained(given.folder)
   with np.load(given.folder / _INPUTS) as arrays:
     inputs, targets = (torch.from_numpy(arrays[n]) for n in arrays.files)

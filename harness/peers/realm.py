@@ -1,14 +1,13 @@
-"""Makes random Hugging Face REALM models, and the values that they compute.
+"""Creates random Hugging Face REALM models, and the values that they compute.
 
     .venv-peers/bin/python -m harness.peers.realm \
       --output_dir=out/hf_realm --vocab=vocab.txt
 
-Each model is a folder written by `save_pretrained`. `expected.npz` in it has
+Each model is a folder written by `save_pretrained`, in which `expected.npz` has
 the inputs and the outputs. The name of a gradient is `gradient/` and the
-parameter's name. Everything is drawn from one seed. A span is identified by
-its block (in the order of retrieval), its first token in the block's body, and
-its width less one; `span_logits` [b k l w] has NaN for spans that are not
-valid.
+parameter's name. Everything is drawn with one seed. A span is identified by its
+block (in the order of retrieval), its first token in the block's body, and its
+width minus one; `span_logits` [b k l w] has NaN for invalid spans.
 
 | folder | contents of `expected.npz` |
 | --- | --- |
@@ -48,14 +47,14 @@ from harness.peers.random_models import (
 )
 
 _NOT_SCORED = -100  # A label that torch's cross entropy ignores.
-# Parameters that a model may share under a second name. Without these regular
-# expressions transformers refuses to write them.
+# Parameters that a model may share under a second name. transformers only
+# writes them with these regular expressions.
 _SHARED = (r"query_embedder\..*", r".*cls\.predictions\.decoder\.bias")
 
 
-# Arguments of RealmConfig, of which those of BERT-base are the defaults; then
-# queries in a batch, their length with [CLS] and [SEP], that of blocks, and the
-# masks that are scored in a query.
+# Arguments of RealmConfig, whose defaults are BERT-base's; then the number of
+# queries in a batch, their length with [CLS] and [SEP], the length of blocks,
+# and the number of masks that are scored in a query.
 SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int]]] = {
   "tiny": (
     {
@@ -116,7 +115,7 @@ class RandomRealm:
     model: RealmPreTrainedModel,
     shared: tuple[str, ...] = _SHARED,
   ) -> None:
-    """Writes a model and its vocabulary to the folder of this name."""
+    """Writes a model and its vocabulary to the folder with this name."""
     model._tied_weights_keys = [*(model._tied_weights_keys or ()), *shared]
     model.save_pretrained(self.output_dir / name)
     self.tokenizer.save_pretrained(self.output_dir / name)
@@ -149,9 +148,9 @@ class RandomRealm:
     *,
     candidates: bool = False,
   ) -> dict[str, torch.Tensor]:
-    """Returns ids, mask and types, [n, l], or [b, k, l] of candidates.
+    """Returns ids, mask and types, [n, l], or [b, k, l] for candidates.
 
-    By default they are as long as the longest row.
+    By default, they are as long as the longest row.
     """
     flat = as_inputs(self.inputs, rows, length or max(map(len, rows)))
     if not candidates:
@@ -161,7 +160,7 @@ class RandomRealm:
 
 
 def make_two_towers(realm: RandomRealm) -> None:
-  """Computes relevance with a separate embedder for queries."""
+  """Computes relevance, with a separate embedder for queries."""
   model = RealmScorer(realm.config, RealmEmbedder(realm.config))
   randomize(model)
   realm.save("two_towers", model, shared=())
@@ -175,8 +174,7 @@ def make_two_towers(realm: RandomRealm) -> None:
 def make_scorer_and_encoder(realm: RandomRealm) -> None:
   """Computes REALM's loss, and the gradient of every parameter.
 
-  The last mask of the last query is not scored, as in a sentence with fewer
-  masks than others.
+  The last query has fewer masks than others, so its last mask is not scored.
   """
   scorer = randomize(RealmScorer(realm.config))
   encoder = randomize(RealmKnowledgeAugEncoder(realm.config))
@@ -226,7 +224,7 @@ def _tuned_loss(
   candidates: list[list[Tokens]],
   *masks: np.ndarray,
 ) -> torch.Tensor:
-  """Returns the loss of the step that our speed is compared with."""
+  """Returns the loss of the step with which our speed is compared."""
   length = realm.query + realm.block
 
   def joint(first: int, limit: int | None) -> dict[str, torch.Tensor]:
@@ -300,8 +298,8 @@ def _score(
 def make_open_qa(realm: RandomRealm) -> None:
   """Computes values for questions and answers, over stored vectors and texts.
 
-  The losses are those of training. The predicted spans are those of evaluation,
-  where the number of blocks searched is the number of blocks read.
+  The losses are from training. The predicted spans are from evaluation, where
+  the number of searched blocks is the number of blocks that are read.
   """
   config, rng = realm.config, realm.inputs.rng
   # A word is at least one token, and no body may be longer than a block.
@@ -330,7 +328,7 @@ def make_open_qa(realm: RandomRealm) -> None:
     with torch.no_grad():
       vector = model.embedder(**encoded).projected_score[0]
     found = torch.topk(model.block_emb @ vector, config.searcher_beam_size)
-    # The answer is in the first block, in one that is not read, or in none.
+    # The answer is in the first block, in a block that is not read, or in none.
     source = [texts[found.indices[0]], texts[found.indices[-1]], "? ! ?"][i % 3]
     answer = " ".join(source.split()[1:3])
     answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
@@ -390,7 +388,7 @@ def _result(
 
 
 def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
-  """Makes all models in one of `SIZES`."""
+  """Creates all models in one of `SIZES`."""
   realm = RandomRealm(output_dir, vocab, size)
   realm.save("embedder", randomize(RealmEmbedder(realm.config)))
   realm.save("reader", randomize(RealmReader(realm.config)))
@@ -400,7 +398,7 @@ def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
 
 
 def main() -> None:
-  """Makes all models."""
+  """Creates all models."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output_dir", type=Path, required=True)
   parser.add_argument("--vocab", type=Path, required=True)

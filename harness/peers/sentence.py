@@ -4,26 +4,27 @@
       {tokens,vectors,losses,pairs,blocks,encode} --model=MODEL --input=FILE \
       --output=FILE
 
-- tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
-  of `BertTokenizerFast` (`fast`) and `BertTokenizer` (`slow`), the output has
-  the concatenated `ids` of all texts, and `offsets`: those of text i are
-  `ids[offsets[i]:offsets[i + 1]]`, without special tokens.
+- tokens: `--model` is a vocabulary, and the input is a JSON list of texts. For
+  each of `BertTokenizerFast` (`fast`) and `BertTokenizer` (`slow`), the output
+  has the concatenated `ids` of all texts without special tokens, and `offsets`;
+  text i has `ids[offsets[i]:offsets[i + 1]]`.
 - vectors: `--model` is a folder for sentence-transformers, and each text is a
-  string, or a list of title and body, which the library gives to the tokenizer
-  as a pair. The output has `vectors` [n, d] in the order of the texts, and the
-  `token_ids` and `token_types` [n, l] that the library makes, padded with 0.
-- losses: each text is a list of a query, a passage that is relevant to it and
-  one that is not. The output has the loss of sentence-transformers' ranking
-  losses, and the gradient of the parameters (`NAME/gradient/PARAMETER`).
+  string, or a list of title and body, which the library tokenizes as a pair.
+  The output has `vectors` [n, d] in the order of the texts, and the library's
+  `token_ids` and `token_types` [n, l], padded with 0.
+- losses: each text is a list of a query, a relevant passage and an irrelevant
+  one. The output has the values of sentence-transformers' ranking losses, and
+  the gradients of the parameters (`NAME/gradient/PARAMETER`).
 - pairs: each text is a pair. The output has `scores` [n] of a cross-encoder
-  with a random classifier above `--model`, which is written beside it.
+  with a random classifier above `--model`, which is written beside the output.
 - blocks: `--model` is the sizes of a BERT as JSON. The input has `token_ids`
-  [n, l], padded with 0, which are embedded in the usual way: in batches in the
-  order of the corpus, each padded to its longest block, with the mean of the
+  [n, l], padded with 0. They are embedded in the usual way: in batches in the
+  order of the corpus, each padded to its longest block, with the mean over
   tokens. The time without loading is printed as JSON; there is no output.
-- encode: `--model` is a folder for sentence-transformers, which embeds the
-  texts of a JSON list in its own way: sorted by length, in batches of 32, with
-  parameters of --dtype. The time is printed as for blocks.
+- encode: `--model` is a folder for sentence-transformers, and the input is a
+  JSON list of texts. The library embeds them in its own way: sorted by length,
+  in batches of 32, with parameters in --dtype. The time is printed as for
+  blocks.
 """
 
 import argparse
@@ -47,7 +48,7 @@ from transformers import (
 from harness.peers.random_models import save_arrays
 
 _BLOCKS_PER_BATCH = 32
-# Sizes of vectors of the Matryoshka loss, beside the whole.
+# Additional sizes of vectors in the Matryoshka loss.
 SMALLER_SIZES = (128, 32)
 
 
@@ -65,12 +66,12 @@ def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
 
 
 def vectors(model_dir: str, texts: list[Any]) -> dict[str, np.ndarray]:
-  """Embeds texts that are all strings, or all pairs."""
+  """Embeds texts, which are all strings or all pairs."""
   model = SentenceTransformer(model_dir, device="cpu")
   texts = [text if isinstance(text, str) else tuple(text) for text in texts]
   inputs = model.tokenize(texts)
   token_ids = inputs["input_ids"].numpy()
-  # Without types, BERT takes 0 for all.
+  # Without types, BERT uses 0 for all tokens.
   types = inputs.get("token_type_ids")
   return {
     "vectors": np.asarray(model.encode(texts)),
@@ -95,7 +96,7 @@ def losses(model_dir: str, rows: list[list[str]]) -> dict[str, np.ndarray]:
   found = {}
   for name, loss in named.items():
     columns = [*zip(*rows, strict=True)]
-    # Its symmetric loss has no others beside the relevant passages.
+    # The symmetric loss takes no passages other than the relevant ones.
     columns = columns[:2] if name == "symmetric" else columns
     model.zero_grad()
     value = loss([model.tokenize(list(texts)) for texts in columns], None)
@@ -120,7 +121,7 @@ def pair_scores(model_dir: str, pairs: list[list[str]], folder: Path) -> Any:
 
 
 def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
-  """Returns how long a random BERT takes to embed all blocks."""
+  """Returns the time in which a random BERT embeds all blocks."""
   torch.manual_seed(0)
   bert = BertModel(BertConfig(**json.loads(sizes))).eval()
   lengths = np.count_nonzero(token_ids, axis=1)
@@ -145,7 +146,7 @@ def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
 
 
 def encode_seconds(model_dir: str, texts: list[str], dtype: str) -> float:
-  """Returns how long sentence-transformers takes to embed texts."""
+  """Returns the time in which sentence-transformers embeds texts."""
   model = SentenceTransformer(model_dir, device="cpu")
   model = model.to(getattr(torch, dtype))
 

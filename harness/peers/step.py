@@ -2,18 +2,19 @@
 
     .venv-peers/bin/python -m harness.peers.step tuned --sizes=JSON --steps=3
 
-It runs in the environment of `make peers`, as a process of its own, so that its
-memory is measured alone, and prints one line of JSON. The step is that of
-`realm_jax.training.step`: embed the queries and their candidates, read each
+It runs in the environment of `make peers`, in a separate process, so that only
+its own memory is measured, and prints one line of JSON. The step is the same as
+in `realm_jax.training.step`: embed the queries and their candidates, read each
 query with each candidate, marginalize, differentiate, and update all
-parameters. No input has padding. There are two, of the same modules:
+parameters. No input has padding. There are two versions, with the same modules:
 
-- hf: as Hugging Face publishes it. Words are scored at every position of the
+- hf: as published by Hugging Face. Words are scored at every position of the
   joint input, and the null block is as long as any other candidate.
-- tuned: as a good engineer would write it. Words are scored at the masks, the
-  null block has three tokens and is embedded once, GELU and AdamW are fused.
+- tuned: like a good engineer's code. Words are scored at the masks, the null
+  block has three tokens and is embedded once, and GELU and AdamW are fused.
 
-Both have Hugging Face's attention, as torch's kernels for CPUs have no dropout.
+Both use Hugging Face's attention, because torch's kernels for CPUs do not
+support dropout.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from transformers.models.realm.modeling_realm import (
 
 from harness.peer_processes import peak_memory
 
-# Rows, inner size and columns of products: square ones, and those of a step.
+# Rows, inner size and columns of matrix products: square ones, and a step's.
 _PRODUCTS = ((2048,) * 3, (4096,) * 3, (12288, 256, 1024), (12288, 1024, 256))
 _FIRST_WORD = 999  # The ids below are no words in BERT's vocabulary.
 # Arguments of one of the encoders.
@@ -40,7 +41,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 def matmul_gflops_per_second(dtype: torch.dtype) -> float:
-  """Measures torch's best rate of a matrix product."""
+  """Measures torch's best rate for matrix products."""
   best = 0.0
   for rows, inner, columns in _PRODUCTS:
     left = torch.randn(rows, inner).to(dtype)
@@ -67,13 +68,13 @@ def tuned_loss(
   targets: torch.Tensor,
   weights: torch.Tensor,
 ) -> torch.Tensor:
-  """Returns REALM's loss, with words scored at the masks alone.
+  """Returns REALM's loss, with words scored only at the masks.
 
   Args:
     scorer: Embedder of queries and blocks.
     encoder: Reader.
-    query: b queries.
-    blocks: b · (k - 1) blocks, by query.
+    query: Queries, b of them.
+    blocks: Blocks, b · (k - 1) of them, grouped by query.
     null: The null block.
     joint: Each query with each of its blocks.
     joint_null: Each query with the null block.
@@ -113,7 +114,7 @@ def tuned_loss(
 def _losses(
   name: str, given: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], torch.Tensor]], list[torch.nn.Parameter]]:
-  """Returns both losses of random inputs, and the parameters."""
+  """Returns both losses for random inputs, and the parameters."""
   config = RealmConfig(
     vocab_size=given.vocab,
     hidden_size=given.hidden,
@@ -123,7 +124,7 @@ def _losses(
     num_candidates=given.candidates,
     hidden_dropout_prob=given.dropout,
     attention_probs_dropout_prob=given.dropout,
-    # The same function, in one kernel and in eight.
+    # These are the same function, with one kernel or eight.
     hidden_act="gelu_pytorch_tanh" if name == "tuned" else "gelu_new",
   )
   torch.manual_seed(0)

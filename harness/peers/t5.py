@@ -1,12 +1,12 @@
-"""Makes random T5 models, and the values that transformers computes with them.
+"""Creates random T5 models, and the values that transformers computes for them.
 
     .venv-peers/bin/python -m harness.peers.t5 --output_dir=out/hf_t5
 
-Each model is a folder written by `save_pretrained`. `expected.npz` in it has
-questions with passages (`inputs` [b k l]), texts (`targets` [b t]), and for
+Each model is a folder written by `save_pretrained`, in which `expected.npz` has
+questions with passages (`inputs` [b k l]) and texts (`targets` [b t]). For
 Fusion-in-Decoder, in which each decoder attends to the k passages of its
-question, the logits, the loss, its gradients, cross-attention, and what greedy
-and beam search write. `alone` are the logits of a text for each passage.
+question, it has the logits, the loss, its gradients, cross-attention, and the
+outputs of greedy and beam search. `alone` has a text's logits for each passage.
 """
 
 import argparse
@@ -34,13 +34,13 @@ _HEAD_SIZE = 6
 _NUM_BEAMS, _NUM_TEXTS = 4, 2
 _PENALTIES = (-1.0, 0.6, 2.0)
 _EARLY_STOPPING = (False, True, "never")
-# What the variants differ in.
+# Settings of the variants.
 VARIANTS: dict[str, dict[str, Any]] = {
   "v1_0": {"feed_forward_proj": "relu"},
   "v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
-# Arguments of T5Config; then questions in a batch, passages of each, their
-# length, and that of a text; and a factor of the logits.
+# Arguments of T5Config; then the number of questions in a batch, the number of
+# passages for each, the lengths of passages and texts; and a factor for logits.
 SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int], float]] = {
   "tiny": (
     {
@@ -57,7 +57,7 @@ SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int], float]] = {
     (5, 3, 23, 7),
     4.0,
   ),
-  # T5Config's own sizes are those of T5's small.
+  # The defaults of T5Config are the sizes of T5 small.
   "small": (
     {},
     (3, 4, 150, 12),
@@ -69,7 +69,7 @@ SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int], float]] = {
 def _random_tokens(
   rng: np.random.Generator, shape: tuple[int, ...], vocab_size: int
 ) -> np.ndarray:
-  """Draws padded sequences with their ends, the first as long as can be."""
+  """Draws padded sequences with end tokens; the first has the full length."""
   tokens = rng.integers(3, vocab_size, shape)
   lengths = rng.integers(2, shape[-1] + 1, shape[:-1])
   lengths.flat[0] = shape[-1]
@@ -83,7 +83,7 @@ def _random_tokens(
 def _cross_attention(
   model: T5ForConditionalGeneration, given: dict[str, Any], passages: int
 ) -> dict[str, torch.Tensor]:
-  """Computes the two measures of passages that `T5.CrossAttention` names."""
+  """Computes the two measures of passages in `T5.CrossAttention`."""
   inputs = []
   layers = [block.layer[1].EncDecAttention for block in model.decoder.block]
   hooks = [
@@ -131,7 +131,7 @@ def _cross_attention(
 def _make_end_probable(
   model: T5ForConditionalGeneration, ids: torch.Tensor, labels: torch.Tensor
 ) -> None:
-  """Lets texts end so often that searches end at different times."""
+  """Makes the end of texts probable, so searches end at different times."""
   output = model(ids, labels=labels, output_hidden_states=True)
   hidden = output.decoder_hidden_states[-1].flatten(0, 1).mean(0)
   if model.config.tie_word_embeddings:
@@ -141,7 +141,7 @@ def _make_end_probable(
 
 
 def make(output_dir: Path, variant: str, size: str) -> None:
-  """Makes one model."""
+  """Creates one model."""
   sizes, (batch, passages, length, target_length), factor = SIZES[size]
   torch.manual_seed(1)
   rng = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def make(output_dir: Path, variant: str, size: str) -> None:
   model = randomize(T5ForConditionalGeneration(config))
   with torch.no_grad():
     model.decoder.final_layer_norm.weight *= factor
-    # The scores of larger heads are not larger.
+    # Keeps the scale of scores for larger heads.
     for name, weight in model.named_parameters():
       if name.endswith("Attention.q.weight"):
         weight *= (_HEAD_SIZE / config.d_kv) ** 0.5

@@ -1,1 +1,1 @@
-"""Which blocks contain which answer: found once for all, stored and read."""
+"""Answers: normalized, compared with predictions, and located in blocks."""

@@ -1,9 +1,9 @@
-"""Whether a prediction is right, and whether a text contains an answer.
+"""Decides whether a prediction is correct, and whether a text has an answer.
 
-The field has three definitions of "the same answer": `is_correct` normalizes
-predictions, `contains_answer` compares words, as DPR does for recall@k, and
-training looks for the characters (`occurrences`) and wordpieces (`spans`) of an
-answer. A reference of kind "regex" is a pattern instead (`patterns`).
+The field has three definitions of "the same answer". `is_correct` normalizes
+predictions. `contains_answer` compares words, as DPR does for recall@k.
+Training searches for the characters (`occurrences`) and wordpieces (`spans`) of
+an answer. A reference of kind "regex" is a pattern instead (`patterns`).
 """
 
 import collections
@@ -31,9 +31,8 @@ def exact_match(
 def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   """Returns the F1 score of normalized words, in [0, 1].
 
-  Words are counted with their multiplicity, as in the SQuAD script. The score
-  is 0 if one side has no words, and the language's `f1_of_nothing` if neither
-  has any.
+  Repeated words count each time, as in the SQuAD script. The score is 0 if one
+  side has no words, and the language's `f1_of_nothing` if neither has any.
   """
   predicted = normalize_answer(prediction, language).split()
   wanted = normalize_answer(reference, language).split()
@@ -55,7 +54,7 @@ def is_correct(
 
   Strings are compared after normalization, as in Google's released ORQA. As in
   its evaluation of CuratedTREC, a pattern must match the start of the raw
-  prediction, which may be longer. A bad pattern matches nothing.
+  prediction, which may be longer. An invalid pattern matches nothing.
   """
   if kind == "regex":
     return any(compiled(r).begins(prediction) for r in references)
@@ -63,7 +62,7 @@ def is_correct(
 
 
 def _separated(character: str) -> str:
-  """Separates words as DrQA's and DPR's SimpleTokenizer do.
+  """Separates words like the SimpleTokenizer of DrQA and DPR.
 
   Letters, numbers and marks remain, separators and control characters become
   spaces, and every other character becomes a word by itself.
@@ -79,7 +78,7 @@ _WORD_BOUNDARIES = Translation(_separated)
 
 @functools.lru_cache(maxsize=16384)
 def _word_sequence(text: str, language: str) -> str:
-  """Returns the text's words between single spaces, for substring search."""
+  """Returns the text's words, surrounded by single spaces for a search."""
   text = unicodedata.normalize("NFD", text)
   if language != ENGLISH:
     text = UNSPACED_CHARACTER.sub(r" \g<0> ", text)
@@ -95,12 +94,12 @@ def contains_answer(
 ) -> bool:
   """Returns whether a retrieved text contains an answer, for recall@k.
 
-  Strings match as sequences of whole lower-cased words (punctuation marks
-  are words, and so are the characters of scripts without spaces, but in
-  English); patterns are searched anywhere, after NFD on both sides. This is
-  DPR's `has_answer` (Karpukhin et al. 2020, arXiv 2004.04906), except that
-  an answer without any word is never contained. Google's ORQA looks for the
-  answer's exact characters instead: `contains_characters`.
+  Strings match as sequences of whole, lower-cased words. Punctuation marks are
+  words, and so are the characters of scripts without spaces, except in English.
+  Patterns match anywhere, after NFD on both sides. This is DPR's `has_answer`
+  (Karpukhin et al. 2020, arXiv 2004.04906), except that an answer without words
+  is never contained. Google's ORQA searches for the answer's exact characters
+  instead; see `contains_characters`.
   """
   if kind == "regex":
     text = unicodedata.normalize("NFD", text)
@@ -114,10 +113,10 @@ def contains_answer(
 def rouge_l(prediction: str, references: Iterable[str]) -> float:
   """Returns ROUGE-L, the best F-measure over the references (Lin 2004).
 
-  Words are stemmed by Porter's rules.
+  Words are stemmed with Porter's algorithm.
 
   Raises:
-    RealmError: The library is missing.
+    RealmError: The library rouge-score is not installed.
   """
   return _rouge().score_multi([*references], prediction)["rougeL"].fmeasure
 
@@ -137,7 +136,7 @@ def _rouge() -> Any:
 def contains_characters(text: bytes, references: Iterable[str]) -> bool:
   """Returns whether a text, in UTF-8, has the exact characters of an answer.
 
-  Google's released ORQA marks so the blocks that its retriever should find
-  (`HasAnswer` of `orqa_ops.cc`): "Ali" is in "Alice", and not in "ALI".
+  This is how Google's released ORQA marks the blocks that its retriever should
+  find (`HasAnswer` in `orqa_ops.cc`): "Ali" is in "Alice", but not in "ALI".
   """
   return any(reference.encode() in text for reference in references)

@@ -1,11 +1,11 @@
-"""Answers as text: what is left of one where it is compared.
+"""Normalization of answers, before they are compared.
 
-English follows SQuAD's script as Google's released ORQA has it. Spanish,
-German, Arabic, Hindi, Vietnamese and Chinese follow MLQA's
-(`mlqa_evaluation_v1.py`), with all its peculiarities. No script that is widely
-used covers other languages. They lose the punctuation of Unicode, and their
-articles where `_RULES` has them, and each character of a script without spaces
-between words is a word.
+English follows the SQuAD script, in the version of Google's released ORQA.
+Spanish, German, Arabic, Hindi, Vietnamese and Chinese follow the MLQA script
+(`mlqa_evaluation_v1.py`), with all its peculiarities. No widely used script
+covers other languages. For these, Unicode punctuation is removed, and articles
+if `_RULES` lists them. Each character of a script without spaces between words
+is a word.
 """
 
 import re
@@ -19,12 +19,12 @@ import regex
 from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
 
 _NOTHING = re.compile(r"(?!)")
-# What l'Aquila, dell'Aquila and d’Artagnan have before the name's own letters.
+# Elided articles, as in l'Aquila, dell'Aquila and d’Artagnan.
 _ELISION = re.compile(r"(?:\bl)?['’](?=\w)")
 
 
 class Translation(dict[int, str]):
-  """A table for `str.translate`, which a rule fills as characters occur."""
+  """A table for `str.translate` that a rule fills as characters occur."""
 
   def __init__(self, rule: Callable[[str], str]):
     super().__init__()
@@ -36,7 +36,7 @@ class Translation(dict[int, str]):
 
 
 def _without_punctuation(character: str) -> str:
-  """Drops punctuation of ASCII and of Unicode."""
+  """Drops the punctuation of ASCII and Unicode."""
   is_punctuation = unicodedata.category(character).startswith("P")
   return "" if is_punctuation or character in string.punctuation else character
 
@@ -46,17 +46,18 @@ _PUNCTUATION = Translation(_without_punctuation)
 
 
 class Rules(NamedTuple):
-  """What happens to an answer of a language once it is in lower case.
+  """Rules that normalize the lower-cased answers of a language.
 
   Attributes:
-    form: Normal form of Unicode that the text gets first.
-    elision: What becomes white space before punctuation is dropped.
+    form: Unicode normal form, which is applied first.
+    elision: Pattern that is replaced with a space before punctuation is
+      dropped.
     punctuation: Translation table that drops punctuation.
-    articles: What becomes white space after that.
-    characters: Characters that are words by themselves.
-    f1_of_nothing: F1 of two answers that both have no words: 1 by the rule of
-      SQuAD 2.0, and 0 in MLQA's script, as in SQuAD 1.1's, below its own exact
-      match.
+    articles: Pattern that is replaced with a space after that.
+    characters: Pattern of characters that are words by themselves.
+    f1_of_nothing: F1 of two answers without words: 1 by the rule of SQuAD 2.0,
+      but 0 in MLQA's script, as in SQuAD 1.1's, although their exact match is
+      1.
   """
 
   form: Literal["NFD", "NFKC"] | None = "NFKC"
@@ -77,7 +78,7 @@ def _mlqa(articles: str = "(?!)", characters: str = "(?!)") -> Rules:
 
 
 def _own(articles: str, elision: re.Pattern[str] = _NOTHING) -> Rules:
-  # An article has a word after it, as the last I of Umberto I has not.
+  # A word must follow an article, unlike the final I in Umberto I.
   one_of = articles.replace(" ", "|")
   pattern = re.compile(rf"\b(?:{one_of})\s+(?=\S)")
   return Rules(articles=pattern, elision=elision)
@@ -108,18 +109,18 @@ _RULES = {
 
 
 def rules_of(language: str) -> Rules:
-  """Returns the rules of a language; the same for all that have none."""
+  """Returns the rules of a language, or the default rules."""
   return _RULES.get(language, _OTHER)
 
 
 def normalize_answer(text: str, language: str = ENGLISH) -> str:
-  """Normalizes a prediction or a reference, to compare them.
+  """Normalizes a prediction or a reference for comparison.
 
-  In English: Unicode NFD, lower case, ASCII punctuation dropped, the articles
-  a, an and the dropped, runs of white space collapsed, in this order, as in
-  Google's `language/orqa/utils/eval_utils.py`. Accents remain, as combining
-  marks. Other languages have rules of their own in the same order; one without
-  rules loses punctuation alone.
+  For English, as in Google's `language/orqa/utils/eval_utils.py`, this applies
+  Unicode NFD, lowercases, drops ASCII punctuation, drops the articles a, an and
+  the, and collapses white space, in this order. Accents remain, as combining
+  marks. Other languages have their own rules, in the same order. For a language
+  without rules, only punctuation is dropped.
   """
   rules = rules_of(language)
   if rules.form is not None:

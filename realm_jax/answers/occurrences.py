@@ -1,4 +1,4 @@
-"""Which of the blocks retrieved for a question contain an answer."""
+"""Finds the retrieved blocks that contain an answer to their question."""
 
 from collections.abc import Iterable
 
@@ -12,17 +12,17 @@ from realm_jax.inputs.batch import QuestionAnswers
 
 
 class AnswersInBlocks:
-  """Tells which blocks of a corpus contain which answers.
+  """Determines which blocks of a corpus contain which answers.
 
-  Answers that are stored cost no reading of blocks. Others, which a task that
-  draws its answers at random may have, are searched in the blocks themselves,
-  and so are regular expressions, in each block once.
+  For stored answers, no blocks have to be read. Other answers, for example of a
+  task that draws answers at random, are searched for in the texts of blocks. So
+  are regular expressions, once in each block.
   """
 
   def __init__(self, corpus: Corpus, store: AnswerStore | None = None):
     self.corpus = corpus
     self._store = store
-    # For each pattern, the rows that were searched, and where it matches.
+    # For each pattern, the rows that were searched and the rows that match.
     self._searched: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
   def contained(
@@ -50,7 +50,7 @@ class AnswersInBlocks:
     """Returns which blocks a pattern matches; an invalid one matches none."""
     nothing = np.zeros(0, np.int32)
     searched, matching = self._searched.get(pattern, (nothing, nothing))
-    # A block is found once for a question.
+    # Rows are unique, because a question retrieves a block only once.
     missing = rows[~np.isin(rows, searched, assume_unique=True)]
     if len(missing):
       compiled = patterns.compiled(pattern)
@@ -64,13 +64,13 @@ class AnswersInBlocks:
   def pattern_spans(
     self, wanted: Iterable[str], row: int
   ) -> list[tuple[int, int]]:
-    """Returns the token spans `[start, limit)` that patterns' matches cover.
+    """Returns the token spans `[start, limit)` that cover matches of patterns.
 
-    A match becomes the smallest span that covers it, if the span starts where
-    the match does and at a word's start. Its end may lie behind the match's:
-    the evaluation matches a pattern from the start of a prediction, which may
-    be longer. Google's released training has no rule: it looks for the
-    pattern's own characters. Patterns that are not valid match nothing.
+    A match becomes the smallest span that covers it, if span and match start at
+    the same place and at the start of a word. The span may end after the match,
+    because the evaluation matches a pattern with the start of a prediction,
+    which may be longer. Google's released training does not handle patterns: it
+    searches for the pattern's own characters. Invalid patterns match nothing.
     """
     if row == NULL_ROW:
       return []

@@ -1,10 +1,10 @@
-r"""Regular expressions as answers (CuratedTREC), with bounded steps.
+r"""Regular expressions as answers (CuratedTREC), with a limit of steps.
 
 Python's `re` decides which patterns are valid, as in Google's evaluation. PCRE2
-searches: it has the syntax and the Unicode classes of `re`, and counts its
-steps, so that a pattern which is too slow for a text is so on any machine. RE2,
-whose time is linear, has neither: its `\s`, `\d`, `\w` and `\b` know only
-ASCII.
+matches them: it has the syntax and the Unicode classes of `re`, and it counts
+its steps, so whether a pattern is too slow for a text does not depend on the
+machine. RE2, whose time is linear, supports only ASCII in `\s`, `\d`, `\w` and
+`\b`.
 """
 
 import functools
@@ -18,27 +18,28 @@ from absl import logging
 # As in Google's `language/orqa/utils/eval_utils.py`.
 FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
 _PCRE2_FLAGS = pcre2.IGNORECASE | pcre2.UNICODE | pcre2.MULTILINE
-# Steps from each character on. They take five milliseconds, and no pattern of
-# CuratedTREC needs them.
+# Limit of steps for a match at one character. They take five milliseconds; the
+# patterns of CuratedTREC need fewer.
 _MAX_STEPS = 100_000
 
 
 class Pattern:
-  """A pattern, and what it matches.
+  """A pattern for answers.
 
-  One that is not valid matches nothing, and `problem` says why. One that needs
-  too many steps at some character of a text matches nothing from there on.
+  An invalid pattern matches nothing, and `problem` says why it is invalid. If a
+  pattern needs too many steps at some character of a text, it matches nothing
+  from there on.
   """
 
   def __init__(self, pattern: str):
     self.problem = ""
     self._pattern = pattern
-    # The user can do nothing about a pattern of the data that a later Python
-    # may read differently.
+    # Python warns about syntax that later versions may read differently, but
+    # users cannot change the patterns of a data set.
     with warnings.catch_warnings(action="ignore"):
       try:
         re.compile(pattern, FLAGS)
-        # PCRE2's just-in-time compiler counts otherwise, and has a small stack.
+        # The JIT compiler of PCRE2 counts differently, and has a small stack.
         limited = f"(*LIMIT_MATCH={_MAX_STEPS}){pattern}"
         self._compiled = pcre2.compile(limited, _PCRE2_FLAGS, jit=False)
       except (
@@ -51,17 +52,17 @@ class Pattern:
         )
 
   def begins(self, text: str) -> bool:
-    """Returns whether it matches at the start of a text, maybe emptily."""
+    """Returns whether it matches the start of a text, possibly emptily."""
     return any(self._matches(lambda p: filter(None, [p.match(text)])))
 
   def occurs(self, text: str) -> bool:
-    """Returns whether it matches anywhere in a text, maybe emptily."""
+    """Returns whether it matches anywhere in a text, possibly emptily."""
     return any(True for _ in self._matches(lambda p: p.finditer(text)))
 
   def spans(self, text: str) -> Iterator[range]:
-    """Yields where it matches, in characters, without outer white space.
+    """Yields ranges of characters that match, without outer white space.
 
-    Matches do not overlap, and those of nothing but white space are left out.
+    Matches do not overlap. Matches with nothing but white space are skipped.
     """
     for match in self._matches(lambda p: p.finditer(text)):
       matched = text[match.start() : match.end()]
@@ -72,7 +73,7 @@ class Pattern:
   def _matches(
     self, search: Callable[[pcre2.Pattern], Iterable[pcre2.Match]]
   ) -> Iterator[pcre2.Match]:
-    """Yields matches, up to where one would need too many steps."""
+    """Yields matches, until one would need too many steps."""
     if self.problem:
       return
     try:
@@ -85,5 +86,5 @@ class Pattern:
 
 @functools.lru_cache(maxsize=65536)
 def compiled(pattern: str) -> Pattern:
-  """Returns a pattern, which is compiled once in a process."""
+  """Returns a pattern, compiled once in each process."""
   return Pattern(pattern)

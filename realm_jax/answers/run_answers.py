@@ -1,4 +1,4 @@
-"""The stores of a run's answers, found in MODEL_DIR or made there."""
+"""Opens or builds the stores of a run's answers, in MODEL_DIR."""
 
 import dataclasses
 
@@ -25,12 +25,12 @@ _QUESTIONS_PER_BATCH = 64
 
 
 class RunAnswers:
-  """Knows which blocks contain an answer of a run's questions.
+  """Determines which blocks contain answers to a run's questions.
 
-  Process 0 makes a store, where there is none of the same blocks and answers,
-  and the others wait. A run that swaps in another version of its corpus makes
-  one for that version, at the same step in all processes; its step waits. The
-  `agreement` of all processes is about the stores alone.
+  If there is no store for the same blocks and answers, process 0 builds one
+  while the others wait. A run that switches to another version of its corpus
+  builds a store for that version, at the same step in all processes; the step
+  waits for it. The `agreement` of all processes must be used for stores only.
   """
 
   def __init__(
@@ -48,8 +48,10 @@ class RunAnswers:
   def of(self, corpus: Corpus) -> AnswersInBlocks:
     """Returns the answers in the blocks of a corpus version.
 
-    All processes must ask for the same versions, in the same order. Raises
-    `AnswersError` if the store cannot be made or read.
+    All processes must ask for the same versions, in the same order.
+
+    Raises:
+      AnswersError: The store cannot be built or read.
     """
     current = self._current
     if current is None or current.corpus.fingerprint != corpus.fingerprint:
@@ -78,13 +80,13 @@ class RunAnswers:
 
 
 def answers_of_task(data: DataConfig) -> tuple[str, ...]:
-  """Returns the distinct strings that answer a task's or mixture's questions.
+  """Returns the distinct answers, without patterns, of a task or mixture.
 
   Raises:
     TaskError: There is no such task, or its source cannot be read.
   """
   strings = set[str]()
-  # An epoch of a mixture ends with the first of its tasks.
+  # Reads each task, because an epoch of a mixture ends with its first task.
   for task in seqio.get_subtasks(find_task(data.task, data.task_modules)):
     own = dataclasses.replace(
       data, task=task.name, batch_size=_QUESTIONS_PER_BATCH

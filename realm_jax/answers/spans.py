@@ -1,9 +1,8 @@
 """Token spans of blocks that equal an answer, for the training losses.
 
-A span is correct if its token ids are those of an answer, as in Google's
-released ORQA reader (`orqa_ops.cc`, `ReaderInputs`): occurrences may overlap,
-and a match that stops inside a word counts (the answer `play` in `play
-##ground`).
+A span is correct if its token ids equal an answer's, as in Google's released
+ORQA reader (`ReaderInputs` in `orqa_ops.cc`): occurrences may overlap, and a
+match that ends inside a word counts (the answer `play` in `play ##ground`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Int
 class TokenSpans(NamedTuple):
   """Distinct spans, sorted by block, then start, then width.
 
-  `start` and `width` count tokens; `start` begins at the block's first token.
+  `start` and `width` are in tokens; `start` counts from the block's first one.
   """
 
   block: Int[np.ndarray, " s"]
@@ -31,12 +30,12 @@ def find_token_spans(
 ) -> TokenSpans:
   """Returns every span of the blocks that equals one of the answers.
 
-  Block b has `flat_tokens[offsets[b]:offsets[b + 1]]`. The answers are token
-  ids without specials; one without tokens has no span.
+  Block b is `flat_tokens[offsets[b]:offsets[b + 1]]`. The answers are token ids
+  without special tokens. An answer without tokens has no span.
   """
   found = [TokenSpans(*np.zeros((3, 0), np.int64))]
   for answer in {tuple(map(int, answer)) for answer in answers} - {()}:
-    # Its occurrences, also those across the ends of blocks.
+    # All occurrences, including across the ends of blocks.
     num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
     first = np.flatnonzero(flat_tokens[:num_starts] == answer[0])
     for offset, token in enumerate(answer[1:], start=1):
@@ -57,8 +56,8 @@ def widen_to_words(
   """Returns the smallest span of whole words around tokens [start, limit).
 
   Google's evaluation extends a span to whole words before it takes the answer
-  from the text, so that `##ington` answers "Washington". `continuation` tells
-  for each token of the block whether it continues a word.
+  from the text, so `##ington` answers "Washington". `continuation` is whether
+  each token of the block continues a word.
   """
   while start > 0 and continuation[start]:
     start -= 1

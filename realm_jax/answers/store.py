@@ -1,10 +1,10 @@
-"""Which blocks contain which answers: searched once for all, and stored.
+"""Stores which blocks contain which answers, so they are searched only once.
 
 answers.json     manifest, written last
 offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
 rows.npy         rows of blocks, sorted for each answer
 
-An Aho-Corasick automaton reads each byte once, however many answers there are.
+An Aho-Corasick automaton reads each byte once, whatever the number of answers.
 """
 
 import contextlib
@@ -38,24 +38,25 @@ from realm_jax.storage.staging import FileRecord, StagedFiles, record_files
 
 _MANIFEST = "answers.json"
 _FORMAT_VERSION = 2
-# Blocks whose occurrences, Python objects for a moment, are in memory together.
+# Blocks that are searched in one call, which returns a Python object for each
+# occurrence.
 _BLOCKS_PER_CALL = 512
 # Blocks whose occurrences are sorted and written together.
 _BLOCKS_PER_PART = 16_384
-# Processes are worth their start only for more blocks than this.
+# Number of blocks that makes it worth starting another process.
 _BLOCKS_PER_WORKER = 20_000
 _MAX_WORKERS = 16
 
 
 class AnswersError(RealmError):
-  """A store of answers that is missing, damaged or cannot be made."""
+  """A store of answers that is missing or damaged, or cannot be built."""
 
 
 def automaton_of(answers: Sequence[str]) -> BytesAhoCorasick:
-  """Returns an automaton that finds distinct answers, at least one."""
+  """Returns an automaton that finds one or more distinct answers."""
   return BytesAhoCorasick(
     [text.encode() for text in answers],
-    # The other implementations need a gigabyte, or twice the time.
+    # Other implementations need a gigabyte, or twice the time.
     implementation=Implementation.ContiguousNFA,
   )
 
@@ -63,14 +64,15 @@ def automaton_of(answers: Sequence[str]) -> BytesAhoCorasick:
 def find_answers(
   automaton: BytesAhoCorasick, corpus: Corpus, rows: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-  """Finds which blocks contain which answers, character by character.
+  """Finds the blocks that contain the exact characters of answers.
 
-  Returns the number of the answer and the place of the block in `rows` for each
-  answer in a block, sorted by both.
+  Returns:
+    The number of the answer and the position in `rows` of the block, for each
+    answer in a block, sorted by both.
   """
   found = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):
-    # The texts stand end to end: text i ends at offsets[i + 1].
+    # Texts are concatenated; text i ends at offsets[i + 1].
     texts = corpus.bodies_utf8(rows[first : first + _BLOCKS_PER_CALL])
     offsets = np.cumsum([0, *map(len, texts)])
     matches = automaton.find_matches_as_indexes(
@@ -84,7 +86,7 @@ def find_answers(
     places = np.searchsorted(offsets, starts, side="right") - 1
     inside = limits <= offsets[places + 1]
     found.append(answers[inside] * len(rows) + first + places[inside])
-  # np.unique hashes, which takes ten times as long.
+  # np.unique uses hashes, which takes ten times as long.
   keys = np.sort(np.concatenate(found))
   return np.divmod(keys[np.diff(keys, prepend=-1) != 0], max(len(rows), 1))
 
@@ -95,7 +97,7 @@ class AnswerStore:
   Opening a store verifies all of its files.
 
   Raises:
-    AnswersError: It is missing, damaged, or of other answers or blocks.
+    AnswersError: The store is missing, damaged, or for other answers or blocks.
   """
 
   def __init__(
@@ -130,7 +132,7 @@ class AnswerStore:
 
 
 def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
-  """Returns what a store is recognised by: its blocks and answers."""
+  """Returns a digest of a store's blocks and answers, which identifies it."""
   of_answers = hashlib.sha256(json.dumps(answers).encode()).hexdigest()
   text = f"{corpus.fingerprint} {of_answers}"
   return hashlib.sha256(text.encode()).hexdigest()
@@ -139,11 +141,13 @@ def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
 def build_store(
   directory: epath.PathLike, corpus: Corpus, answers: Sequence[str]
 ) -> None:
-  """Makes the store of a corpus and distinct answers; replaces an earlier one.
+  """Builds the store of a corpus and distinct answers; replaces an earlier one.
 
-  The store appears complete, or not at all. The memory that it takes does not
-  grow with the number of blocks. Raises `AnswersError` if a process failed, or
-  the disk is full.
+  The store appears complete or not at all. Memory use does not grow with the
+  number of blocks.
+
+  Raises:
+    AnswersError: A process failed, or the disk is full.
   """
   cores = len(os.sched_getaffinity(0))
   wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
@@ -156,7 +160,7 @@ def build_store(
       total = corpus.num_blocks
       bounds = [*range(0, total, _BLOCKS_PER_PART), total]
       parts = [range(*bound) for bound in itertools.pairwise(bounds)]
-      # Matching holds Python's lock, so that several workers are processes.
+      # Workers are processes, because matching holds Python's global lock.
       counts = map_in_processes(search.write, parts, num_workers)
       with (
         contextlib.closing(counts),
@@ -187,7 +191,7 @@ def build_store(
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-  """Searches parts of a corpus; it can be sent to other processes."""
+  """Searches parts of a corpus; can be sent to other processes."""
 
   answers: Sequence[str]
   corpus: Corpus
@@ -198,7 +202,7 @@ class _Search:
     return automaton_of(self.answers)
 
   def write(self, rows: range) -> int:
-    """Writes what rows contain; returns their number once the file is there."""
+    """Writes the answers in some rows; returns the number of rows."""
     places = np.arange(rows.start, rows.stop)
     pairs = find_answers(self._automaton, self.corpus, places)
     save_array(self.folder / f"{rows.start:012}.npy", np.stack(pairs))
@@ -206,7 +210,7 @@ class _Search:
 
 
 def _merge(folder: Path, num_answers: int, directory: Path) -> None:
-  """Writes the sorted rows of each answer end to end, and their offsets."""
+  """Concatenates and writes the sorted rows of all answers, with offsets."""
   paths = sorted(folder.iterdir())
   counts = np.zeros(num_answers, np.int64)
   for path in paths:

@@ -189,7 +189,7 @@ class CheckpointStore:
       return handler.metadata(self._folder(step) / item).tree
 
   def loop_item(self, step: int) -> LoopItem:
-    """Returns the item `loop` as NumPy arrays, empty if there is none.
+    """Returns the item `loop` as NumPy arrays; empty if the step has none.
 
     Raises:
       CheckpointError: There is no such step, or it cannot be read.
@@ -323,7 +323,7 @@ class BestCheckpoint:
   """The best checkpoint of a run, as an evaluation writes it to `best.json`.
 
   Attributes:
-    metric: Metric by which checkpoints are compared.
+    metric: Metric that determines the best checkpoint.
     step: Step of the best checkpoint; None until one has been evaluated.
     value: Metric of the best checkpoint.
     evaluating: Step of the checkpoint that is being evaluated.

@@ -251,7 +251,7 @@ def _defaults(target: Target) -> dict[str, Any]:
   """Returns the defaults of the parameters that are settings by name.
 
   Parameters of Flax modules are excluded, because the model's gin file binds
-  them, and so are those of other libraries, such as t5x.
+  them. Parameters of other libraries, such as t5x, are also excluded.
   """
   places = [one.__module__ for one in _with_bases(target)]
   is_ours = any(place.startswith(_PACKAGES) for place in places)

@@ -236,7 +236,7 @@ class Kept:
 
   Attributes:
     asked: Kind of text that the reader learned to answer; None for all.
-    evaluation: Recipe that evaluates the stage; None if there is none.
+    evaluation: Recipe that evaluates the stage, if any.
     shared: Settings that other commands read, by name, as JSON values.
     config: Configuration as JSON values; a file may have any part of it.
   """

@@ -53,8 +53,8 @@ _GIN_ERRORS = (
 )
 # Path of a gin file or of a config.json, or an open gin file.
 Source: TypeAlias = str | IO[str]
-# A file of gin/runs; "" for none; or several, from which the run's stage
-# chooses one, unless a file of the command line binds EVALUATION.
+# A file in gin/runs, "" for none, or several files. From several, the run's
+# stage chooses one, unless a file on the command line binds EVALUATION.
 Recipe = str | Sequence[str]
 # Root of the clone, so that `gin/runs/…` is found from any working directory;
 # and the folder of the recipes if the package is installed without a clone.

@@ -32,11 +32,11 @@ class Fields(dict[str, Any]):
   """The fields of a row, as its line of JSON would give them."""
 
 
-# A line of JSON; its fields; a record of TFDS, whose texts are UTF-8; or the
-# error of a bad row.
+# A line of JSON, its fields, a record of TFDS with texts in UTF-8, or the error
+# of a bad row.
 Row: TypeAlias = bytes | Fields | Mapping[str, Any] | InputError
 
-# Fields that are always read, in addition to those that the corpus keeps.
+# Fields that are always read, even if the corpus does not keep them.
 FIELDS = {*"id _id title text contents url language links remove".split()}
 _WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
 _WANTED_OF_UPDATE = (
@@ -108,7 +108,7 @@ class Document(NamedTuple):
 
   @property
   def hash(self) -> int:
-    """Hash of everything in the input, by which an update finds changes."""
+    """Hash of everything in the input, which shows changes to an update."""
     language = f"\0{self.language}" if self.language else ""
     fields = f"\0{self.fields}" if self.fields else ""
     links = f"\0{json.dumps(self.links)}" if self.links else ""

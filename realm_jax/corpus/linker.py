@@ -21,7 +21,7 @@ _Found: TypeAlias = tuple[int, int, str, str, int, int]
 
 
 def find_mentions(titles: Iterable[str], sample: Iterable[str]) -> Mentions:
-  """Returns a finder of titles, without those that are frequent in a sample."""
+  """Returns a finder of titles, except for frequent ones in a sample."""
   return Mentions.of(((title, title_key(title)) for title in titles), sample)
 
 

@@ -27,13 +27,17 @@ A manifest has
     views                by name: path, bytes and sha256 of the view's model,
                          and the size of its vocabulary
     links                source of links, also in later updates
-    shards               a list with, for each shard: name; the three counts;
-                         span_kinds, names of the kinds of salient spans;
-                         relations, names of the relations of links, if any;
-                         files, the bytes and sha256 of each by name; removed,
-                         path, bytes and sha256 of the list of removed blocks,
-                         with their counts, if any; and the files of views, by
-                         name of the view
+    shards               a list of shards
+
+A shard has
+
+    name, num_blocks, num_documents, num_tokens
+    span_kinds           names of the kinds of salient spans
+    relations            names of the relations of links, if any
+    files                by name: bytes and sha256
+    removed              path, bytes and sha256 of the list of removed blocks,
+                         with their counts, if any
+    views                files of views, by name of the view
 """
 
 import hashlib

@@ -1,13 +1,13 @@
-"""Shards: arrays of documents and their blocks, written once and mapped.
+"""Shards: arrays of documents and their blocks, written once and memory-mapped.
 
-Ragged data are a flat array and its offsets: item i of `x.npy` is
+Ragged data is stored as a flat array and its offsets: item i of `x.npy` is
 `x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
 Kinds of salient spans are numbers, which index the names that the manifest
-lists for the shard; relations of links likewise.
+lists for the shard; so are relations of links.
 
 A block's position in the arrays never changes. An update removes blocks by
-listing their positions, so that a version's rows skip them: `Shard.positions`
-maps rows, counted from the shard's first, to positions.
+listing their positions, and the rows of the new version skip them.
+`Shard.positions` maps rows, counted from the shard's first one, to positions.
 """
 
 import functools
@@ -23,10 +23,10 @@ from realm_jax.corpus.manifest import ShardRecord
 
 # [CLS], and [SEP] after the title and after the body of a block.
 NUM_SPECIAL_TOKENS = 3
-# These, and at least one piece of the title and of the body.
+# The special tokens, and at least a piece of the title and one of the body.
 MIN_BLOCK_LENGTH = 8
 
-# Names and dtypes. `token_ids` is uint16 where the vocabulary allows, which
+# Names and dtypes. `token_ids` is uint16 if the vocabulary allows it, which
 # halves the largest array that training reads.
 ARRAYS: dict[str, np.dtype] = {
   # One row for each block.
@@ -50,8 +50,8 @@ ARRAYS: dict[str, np.dtype] = {
   # Original text, UTF-8.
   "bodies": np.dtype("u1"),
   # One row for each document: the position of its first block in the shard
-  # (and at last the number of blocks), a hash of what it was made from, by
-  # which an update finds what has changed, and its texts.
+  # (with the number of blocks at the end), a hash of its input, which shows an
+  # update what has changed, and its texts.
   "document_starts": np.dtype("<i8"),
   "document_hashes": np.dtype("<i8"),
   "titles": np.dtype("u1"),
@@ -60,22 +60,22 @@ ARRAYS: dict[str, np.dtype] = {
   "document_ids_offsets": np.dtype("<i8"),
   "urls": np.dtype("u1"),
   "urls_offsets": np.dtype("<i8"),
-  # Its other fields, an object of JSON; empty for none.
+  # Its other fields, as a JSON object; empty if there are none.
   "fields": np.dtype("u1"),
   "fields_offsets": np.dtype("<i8"),
 }
 
-# Of a shard whose documents have links: see `links.py`.
+# Additional arrays if documents have links; see `links.py`.
 LINK_ARRAYS: dict[str, np.dtype] = {
   # One row for each block.
   "links_offsets": np.dtype("<i8"),
   # One row for each link, in the order of the text: the key of the title that
-  # it leads to, the number of its relation, and its bytes [start, limit) in the
+  # it links to, the number of its relation, and its bytes [start, limit) in the
   # body, or −1.
   "links": np.dtype("<i8"),
   "link_relations": np.dtype("<i4"),
   "link_ranges": np.dtype("<i4"),
-  # One row for each document: the key of its own title.
+  # One row for each document: the key of its title.
   "title_keys": np.dtype("<i8"),
 }
 
@@ -90,11 +90,13 @@ def ragged_indices(
 
 
 class Shard:
-  """The arrays of a shard, mapped into memory when first used.
+  """The arrays of a shard, mapped into memory on first use.
 
-  `record` is the shard's in the manifest, `local` gives the local path of a
-  file in the corpus's directory, and `span_kinds` are the names of all kinds of
-  salient spans in the corpus.
+  Args:
+    record: Record of the shard in the manifest.
+    local: Function that returns the local path of a file in the corpus's
+      directory.
+    span_kinds: Names of all kinds of salient spans in the corpus.
   """
 
   def __init__(
@@ -105,7 +107,7 @@ class Shard:
   ):
     removed = record.get("removed", {"path": None, "num_blocks": 0})
     self.num_blocks = record["num_blocks"] - removed["num_blocks"]
-    # By the shard's number of a kind, its number in the corpus.
+    # Maps the shard's numbers of kinds to the corpus's.
     kinds = [span_kinds.index(kind) for kind in record["span_kinds"]]
     self.kinds = np.array(kinds, np.int32)
     self.record, self._local = record, local
@@ -114,14 +116,14 @@ class Shard:
 
   @functools.cached_property
   def removed(self) -> Int[np.ndarray, " r"]:
-    """The positions of the removed blocks, in order."""
+    """Sorted positions of the removed blocks."""
     if self._removed_path is None:
       return np.zeros(0, np.int64)
     return np.load(self._local(self._removed_path), allow_pickle=False)
 
   @functools.cached_property
   def kept(self) -> Int[np.ndarray, " n"] | slice:
-    """The positions of the blocks that are left; a slice if all of them are."""
+    """Positions of the remaining blocks; a slice if none were removed."""
     if self._removed_path is None:
       return slice(None)
     num_positions = self.num_blocks + len(self.removed)
@@ -129,51 +131,51 @@ class Shard:
 
   @functools.cached_property
   def row_starts(self) -> Int[np.ndarray, " starts"]:
-    """Each document's first row, or the next one's if it is removed."""
+    """First row of each document, or of the next one if it was removed."""
     starts = self.array("document_starts")
     if isinstance(self.kept, slice):
       return starts
     return np.searchsorted(self.kept, starts)
 
   def titles(self) -> Iterator[str]:
-    """Yields the titles of all documents, removed ones among them."""
+    """Yields the titles of all documents, including removed ones."""
     for number in range(len(self.array("document_starts")) - 1):
       yield self.item("titles", number).tobytes().decode()
 
   def positions(self, rows: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Returns the positions of rows, which skip removed blocks."""
+    """Returns the positions of rows; rows skip removed blocks."""
     return rows if isinstance(self.kept, slice) else self.kept[rows]
 
   def array(self, name: str) -> np.ndarray:
-    """Returns an array of `ARRAYS`, mapped when it is first used."""
+    """Returns an array of `ARRAYS`, mapped on first use."""
     if name not in self._arrays:
       path = self._local(f"{self.record['name']}/{name}.npy")
       mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-      # A plain view: indexing a memmap object costs Python calls each time.
+      # A plain view, because indexing a memmap object runs Python code.
       self._arrays[name] = mapped.view(np.ndarray)
     return self._arrays[name]
 
   def item(self, name: str, index: int, *, of: str | None = None) -> np.ndarray:
-    """Returns an item of a flat array, by its offsets or those `of` another."""
+    """Returns an item of a ragged array, by its own offsets or `of` another."""
     offsets = self.array(f"{of or name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
 
   def fields(self, document: int) -> dict[str, Any]:
-    """Returns the fields of a document, by its number in the shard."""
-    # A corpus of an earlier release has none.
+    """Returns the fields of a document, given its number in the shard."""
+    # Corpora of earlier releases have no fields.
     if "fields.npy" not in self.record["files"]:
       return {}
     text = self.item("fields", document).tobytes()
     return json.loads(text) if text else {}
 
   def document(self, position: int) -> int:
-    """Returns the number, in the shard, of a block's document."""
+    """Returns the number in the shard of a block's document."""
     starts = self.array("document_starts")
     return int(np.searchsorted(starts, position, side="right")) - 1
 
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " n"]:
-    """Tokens of title and body, without specials."""
+    """Number of tokens of each title and body, without special tokens."""
     return np.diff(self.array("token_ids_offsets"))
 
   def gather(
@@ -184,7 +186,7 @@ class Shard:
     cls_id: int,
     sep_id: int,
   ) -> Int[np.ndarray, "m {length}"]:
-    """Returns `[CLS] title [SEP] body [SEP]`, cut or padded with 0."""
+    """Returns `[CLS] title [SEP] body [SEP]`, truncated or padded with 0."""
     token_ids = self.array("token_ids")
     offsets = self.array("token_ids_offsets")
     starts = offsets[positions]
@@ -197,8 +199,8 @@ class Shard:
     title_limits = titles[:, None] + 1
     body_limits = title_limits + 1 + bodies[:, None]
     in_body = column > title_limits
-    # Column 1 is the title's first token. The body's first token comes after
-    # one [SEP] more, and in the array after the title's cut end.
+    # Column 1 is the title's first token. Before the body's first token there
+    # is another [SEP], and in the array the truncated end of the title.
     skipped = np.where(in_body, (full_titles - titles - 1)[:, None], 0)
     source = (starts - 1)[:, None] + column + skipped
     tokens = token_ids.take(source, mode="clip").astype(np.int32)

@@ -276,8 +276,8 @@ class Corpus:
   def local(self, path: str) -> Path:
     """Returns a local file, by its path in the directory.
 
-    Files on an object store are copied to the cache on first use: those of an
-    array in all shards at once. Arrays that a run does not read are not copied.
+    Files on an object store are copied to the cache on first use, an array in
+    all shards at once. Arrays that a run does not read are not copied.
     """
     kind = _kind(path)
     if self._staged.is_copied and kind not in self._copied:

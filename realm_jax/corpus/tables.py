@@ -58,9 +58,11 @@ def read_tsv(name: str) -> Iterator[tuple[int, Row]]:
 def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
   """Yields the rows of parquet, or of an arrow stream, with their numbers.
 
-  Reads only the columns that are used, including those that the corpus keeps
-  (`fields`). Dates become text in ISO 8601. Raises an `InputError` if the file
-  is damaged.
+  Reads only the columns that are used, including the corpus's `fields`. Dates
+  become text in ISO 8601.
+
+  Raises:
+    InputError: The file is damaged.
   """
   number = 0
   try:

@@ -1,6 +1,6 @@
-"""Files of one document each: plain text, Markdown and HTML.
+"""Reads files with one document each: plain text, Markdown and HTML.
 
-A document's id is the path of its file below the folder of the input. Its title
+A document's id is the path of its file relative to the input folder. Its title
 is the first heading of Markdown, the `<title>` of HTML, or the file's name.
 """
 
@@ -18,8 +18,8 @@ from realm_jax.storage.line_files import contents_of, decompressed
 _MARKDOWN, _HTML = (".md", ".markdown"), (".html", ".htm")
 ENDINGS = (".txt", *_MARKDOWN, *_HTML)
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)|^(\S.*)\n=+[ \t]*$", re.M)
-# Elements whose text is not the page's own, those within a paragraph, and those
-# between two words of one.
+# Elements whose text is not content, elements within a paragraph, and elements
+# that separate two words of a paragraph.
 _LEFT_OUT = {*"script style template noscript svg nav footer".split()}
 _INLINE = {
   *"a abbr b bdi bdo big cite code data del dfn em font i img ins kbd".split(),
@@ -29,10 +29,10 @@ _SPACES = {"br", "td", "th"}
 
 
 def read(name: str, folder: str) -> Iterator[tuple[int, Row]]:
-  """Yields the one document of a file below a folder."""
+  """Yields the document of a file below a folder."""
   path, title = decompressed(name), ""
   try:
-    # What is not UTF-8 is refused when the row is read.
+    # Bytes that are not UTF-8 are rejected when the row is read.
     text = contents_of(name).decode("utf-8-sig", "surrogateescape")
     if path.suffix.lower() in _MARKDOWN and (found := _HEADING.search(text)):
       title = found[1] or found[2]
@@ -42,7 +42,7 @@ def read(name: str, folder: str) -> Iterator[tuple[int, Row]]:
       page.close()
       title, text = map(_paragraphs, (page.title, page.body))
   except (RealmError, AssertionError) as error:
-    # The library refuses a `<![…]>` that it does not know by an assertion.
+    # For an unknown `<![…]>`, the library fails with an assertion.
     yield 1, InputError(str(error))
     return
   document_id = PurePath(name).relative_to(folder).as_posix()
@@ -50,7 +50,7 @@ def read(name: str, folder: str) -> Iterator[tuple[int, Row]]:
 
 
 class _Page(html.parser.HTMLParser):
-  """The title and the body of a page, whose paragraphs end with a line."""
+  """The title and the body of a page, with a newline after each paragraph."""
 
   def __init__(self) -> None:
     super().__init__()
@@ -72,6 +72,6 @@ class _Page(html.parser.HTMLParser):
 
 
 def _paragraphs(parts: list[str]) -> str:
-  """Returns a text of paragraphs, with `&` and `<` as HTML has them."""
+  """Returns a text of paragraphs, with `&` and `<` escaped as in HTML."""
   lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
   return html.escape("\n\n".join(filter(None, lines)), quote=False)

@@ -47,8 +47,8 @@ _LONGEST_TITLE = 128
 class ViewedBlocks(NamedTuple):
   """The titles and bodies of blocks in a view.
 
-  Row i of `token_ids`, which is padded with 0, has `title_lengths[i]` ids of
-  the title and then those of the body, `lengths[i]` in all.
+  Row i of `token_ids` has `title_lengths[i]` ids of the title, followed by the
+  body's ids, `lengths[i]` in all, and is padded with 0.
   """
 
   token_ids: Int[np.ndarray, "*s length"]

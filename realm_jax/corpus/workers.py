@@ -1,4 +1,4 @@
-"""A function that several processes of this machine call."""
+"""Calls a function in several processes on this machine."""
 
 import collections
 import multiprocessing
@@ -17,15 +17,15 @@ _Result = TypeVar("_Result")
 def map_in_processes(
   function: Callable[[_Item], _Result], items: Iterable[_Item], workers: int
 ) -> Generator[_Result, None, None]:
-  """Yields the results for all items, in order; one worker is this process.
+  """Yields the results for all items, in order.
 
-  The processes share nothing with this one: each gets the function when it
-  starts, so that what the function holds need not follow each item. If this
-  process is interrupted, it ends the others.
+  With a single worker, this process calls the function itself. Otherwise each
+  worker receives the function once, when it starts, so its data is not sent
+  with each item. If this process is interrupted, it ends the workers.
 
   Raises:
-    RealmError: A process has died, as when it is killed for its memory; the
-      same command may succeed, and the exit code says so.
+    RealmError: A process died, for example because it ran out of memory. The
+      exit code tells callers that the same command may succeed.
   """
   if workers == 1:
     yield from map(function, items)
@@ -41,7 +41,7 @@ def map_in_processes(
   try:
     for item in items:
       waiting.append(_submit(pool, item))
-      # Some wait, so that no process waits for the one that reads the items.
+      # Queued items keep the workers busy while this process reads more.
       if len(waiting) > 2 * workers:
         yield waiting.popleft().result()
     while waiting:
@@ -49,8 +49,8 @@ def map_in_processes(
   except (BrokenProcessPool, BrokenPipeError, MemoryError) as error:
     died = RealmError(
       f"one of the {workers} processes has died, perhaps killed because the "
-      "memory was full; run the command again with fewer of them, or give the "
-      "machine more memory"
+      "memory was full; run the command again with fewer processes, or on a "
+      "machine with more memory"
     )
     died.exit_code = ExitCode.LOST_PROCESS
     raise died from error
@@ -65,9 +65,9 @@ def map_in_processes(
 def _submit(
   pool: futures.ProcessPoolExecutor, item: Any
 ) -> futures.Future[Any]:
-  """Submits an item; a process that starts for it does without Ctrl-C.
+  """Submits an item; a process that starts for it ignores Ctrl-C.
 
-  A terminal sends it to all processes, and this one ends the others.
+  A terminal sends Ctrl-C to all processes, but this process ends the others.
   """
   mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:
@@ -76,7 +76,7 @@ def _submit(
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-# The function of a worker process.
+# The function that a worker process calls.
 _function: Callable[[Any], Any] | None = None
 
 

@@ -31,8 +31,8 @@ SHARD_BYTES = 64 << 20
 
 
 # Arrays of whole documents and their blocks, in order: `ARRAYS`, and optionally
-# `LINK_ARRAYS`. Offsets start at 0; integers except `token_ids` may have any
-# type; kinds of salient spans and relations are names.
+# `LINK_ARRAYS`. Offsets start at 0. Integers other than `token_ids` may have
+# any type. Kinds of salient spans and relations are names.
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 

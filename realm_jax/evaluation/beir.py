@@ -46,7 +46,7 @@ from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.line_files import lines_of
 
 _RUN, _QRELS = "run.trec", "qrels.trec"
-# Factor by which the number of blocks grows until it has enough documents.
+# Growth factor of the number of blocks, until they have enough documents.
 _MORE_BLOCKS = 4
 
 # Function from texts and k to the k best blocks of each text, or all blocks.

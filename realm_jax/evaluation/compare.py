@@ -41,11 +41,11 @@ def compare(
 
   Returns:
     The `evaluations`, and the `figures` of each, from `summarize`. Then the
-    `comparisons` of all others with the first, by metric: the means `first` and
-    `second`; their `difference`, second − first, with its 95 % paired bootstrap
-    `interval` and the two-sided `p_value` of a paired randomization test; and
-    the numbers of questions on which each is better, `first_better` and
-    `second_better`.
+    `comparisons` of all others with the first, by metric. A comparison has the
+    means `first` and `second`, and their `difference`, second − first, with its
+    95 % paired bootstrap `interval` and the two-sided `p_value` of a paired
+    randomization test. It also has the numbers of questions on which each is
+    better, `first_better` and `second_better`.
 
   Raises:
     ComparisonError: A file is not such a file, the questions differ, or an

@@ -56,7 +56,7 @@ def edited_block(
     words: Vocabulary of the corpus.
     block: Block of the corpus.
     text: Text without the title.
-    length: Largest number of tokens of a block of the corpus.
+    length: Block length of the corpus, in tokens.
 
   Raises:
     EditError: The text has no words, or is too long.

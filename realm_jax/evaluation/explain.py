@@ -217,8 +217,8 @@ def block_use(
     num_sampled: Number of sentences.
 
   Returns:
-    For each sentence: the `sentence`; the masked `answer`; the id of the
-    `block`, and its `title`; its `probability` p(z|x), its `utility`,
+    For each sentence, the `sentence`, the masked `answer`, and the block: its
+    id as `block`, its `title`, its `probability` p(z|x), its `utility`
     log p(y|z,x) − log p(y|null,x), and its `reward` r(z).
 
   Raises:

@@ -160,7 +160,8 @@ def _of_memory(
 ) -> Metrics:
   """Returns metrics of the second half, by the best λ and τ of the first.
 
-  Axes of totals: half; grid; null block or all candidates; log p or hits.
+  The axes of `totals` are the half, the point of the grid, null block or all
+  candidates, and log p or hits.
   """
   metrics: Metrics = {"num_masks_memory": int(weights[1])}
   for reader, suffix in enumerate(("_null", "")):

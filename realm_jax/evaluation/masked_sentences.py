@@ -50,8 +50,8 @@ class MaskedQuery(NamedTuple):
   """A masked sentence in wordpieces.
 
   Attributes:
-    token_ids: Wordpieces of the whole sentence, without special tokens, with
-      the answer, if there is one, in its place.
+    token_ids: Wordpieces of the whole sentence, without special tokens, and
+      including the answer, if known.
     sizes: Number of [MASK]s in each place to fill in.
     target_ids: Wordpieces of the answer; None without one.
     num_read: Number of wordpieces that are read, around the masks.

@@ -49,8 +49,8 @@ def evaluate_open_qa(
   Args:
     config: Checkpoint to evaluate, with a reader, and settings for asking it.
     data: Open-QA task with its question file.
-    max_examples: Number of questions at the front of the file, including those
-      that the task drops; None takes all.
+    max_examples: Number of questions to read from the start of the file, before
+      the task drops any; None takes all.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
 
   Raises:
@@ -104,7 +104,7 @@ def evaluate_masked_statements(
   """Fills in masked statements from retrieved blocks.
 
   A statement is a question with one [MASK] in place of its answer. It is
-  replaced by as many masks as the answer has wordpieces. The prediction is the
+  replaced by a mask for each wordpiece of the answer. The prediction is the
   most likely filling under Σ_z p(z|x) p(y|z, x), over the null block and the
   retrieved blocks, as in training. Retrieval is scored as in
   `evaluate_retrieval`, and `exact_match` is the accuracy of the fillings.

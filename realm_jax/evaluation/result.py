@@ -19,7 +19,7 @@ class Answer(NamedTuple):
   Attributes:
     text: Answer, as spelled in the block or written by the reader.
     probability: p(y|x), or p(y|z,x) for the best answer from one block.
-    score: Score by which the reader ranks the answer, if any; for a span, the
+    score: The reader's score for ranking answers, if any; for a span, the
       span's score plus the score of its block.
     shares: Part of the probability that each read block contributes; their sum
       is 1. Empty if the reader reads all blocks at once.
@@ -52,8 +52,8 @@ class Hit:
 
   Attributes:
     block: The block; `NULL_BLOCK` has the row −1 and no words.
-    score: Score by which the blocks are ordered: f(x,z), times the retriever's
-      scale, or the score of a cross-encoder.
+    score: Score for ranking blocks: f(x,z) times the retriever's scale, or the
+      score of a cross-encoder.
     probability: Retriever's p(z|x), over the retrieved blocks.
     weight: p(z|x) over the blocks that were read, by retriever and reader.
     likelihood: p(y|z,x).

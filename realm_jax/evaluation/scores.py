@@ -154,9 +154,10 @@ def document_scores(lines: Sequence[Line]) -> Scores:
   Returns:
     `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
     the sum for the best order of all judged documents (Järvelin & Kekäläinen
-    2002, with the grades as gains); `recall_at_100`: the share of the relevant
-    documents among the first 100; and `mrr_at_10`: 1 / rank of the first
-    relevant document, 0 if it is not among the first 10.
+    2002, with the grades as gains).
+    `recall_at_100`: the share of the relevant documents among the first 100.
+    `mrr_at_10`: 1 / rank of the first relevant document, or 0 if it is not
+    among the first 10.
   """
   names = "ndcg_at_10", "recall_at_100", "mrr_at_10"
   scores = {name: np.zeros(len(lines)) for name in names}

@@ -64,7 +64,7 @@ class Feedback(NamedTuple):
   Attributes:
     served: The list.
     rewards: Rewards of the list, as they were sent.
-    baseline: Mean reward of earlier lists, mainly those of the same query.
+    baseline: Mean reward of earlier lists, mainly for the same query.
   """
 
   served: Served

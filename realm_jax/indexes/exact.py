@@ -45,9 +45,9 @@ _TIE = 1e-5
 def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
   """Returns the number of rows to allocate, so that a corpus can grow a little.
 
-  Each device's share is rounded up to a multiple of an eighth of the power of
-  two below it. This takes at most an eighth more memory, and gives a handful
-  of sizes per doubling.
+  Each device's share is rounded up to a multiple of 2ⁿ⁻³, where 2ⁿ is the power
+  of two below it. This takes at most an eighth more memory, with a handful of
+  sizes per doubling.
   """
   share = max(1, -(-num_blocks // devices))
   step = max(exact_search.GROUP, 2 ** max(0, share.bit_length() - 4))

@@ -1,8 +1,8 @@
 """The compiled program of exact search: a running top-k over steps of rows.
 
 A step multiplies all queries with some rows, and merges the best of these rows
-into the best so far. Memory for temporaries is that of one step, independent of
-the number of rows.
+into the best so far. Temporaries only take the memory of one step, independent
+of the number of rows.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 # Number of consecutive rows in a group. The k best rows of a step are in the k
 # groups with the largest maxima; unlike a top-k, a maximum vectorizes.
 GROUP = 32
-# Maximum number of scores of a step. On CPUs the scores stay in the cache until
-# their maxima are taken; on other platforms a step should be long compared to
-# kernel launches, of which GPUs need many.
+# Maximum number of scores of a step. On CPUs, the scores stay in the cache
+# until their maxima are taken. On other platforms, a step should be long
+# compared to its kernel launches; GPUs need many.
 _MAX_SCORES = {"cpu": 1 << 21, "gpu": 1 << 28, "tpu": 1 << 25}
 _MAX_ROWS = {"cpu": 1 << 16, "gpu": 1 << 20, "tpu": 1 << 16}
 _MIN_ROWS = 2048

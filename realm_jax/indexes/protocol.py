@@ -87,7 +87,7 @@ class SearchResult:
 
   Attributes:
     rows: Rows of the blocks.
-    scores: Scores by which the blocks are ordered.
+    scores: Scores of the blocks, which determine their order.
     retriever_scores: Scores of the retriever, if `scores` are another model's.
     paths: Rows of each path, padded with `NULL_ROW`, if paths of blocks were
       searched; then `rows` has the first block of each path.

@@ -38,7 +38,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.settings import NonNegativeInt, PositiveFraction, PositiveInt
 
-# Number of block vectors that serve as queries if there are none.
+# Number of block vectors that serve as queries if no queries are given.
 _NUM_STAND_INS = 256
 _TREE = "tree.json"
 # Smallest training sample, in total and per leaf.

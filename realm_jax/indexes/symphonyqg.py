@@ -31,8 +31,8 @@ FILE, _LENGTH_FILE = "index.symphonyqg", "length.json"
 _ROWS_PER_COPY = 1 << 16
 # The library needs a dimension that is a multiple of this.
 _DIM_MULTIPLE = 64
-# Relative difference below which lengths of vectors count as equal, like those
-# of normalized vectors after rounding. It bounds the error of their scores.
+# Relative difference below which lengths of vectors count as equal, to allow
+# for rounding of normalized vectors. It bounds the error of their scores.
 _LENGTH_TOLERANCE = 1e-3
 _THREADS = os.cpu_count() or 1
 

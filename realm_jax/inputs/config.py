@@ -96,7 +96,7 @@ class TaskContext:
     """The corpus from which examples come, memory-mapped.
 
     Raises:
-      CorpusError: Its vocabulary is not the same as that of `corpus`.
+      CorpusError: Its vocabulary differs from the vocabulary of `corpus`.
     """
     if self.pretraining_corpus_dir is None:
       return self.corpus

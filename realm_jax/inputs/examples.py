@@ -300,8 +300,8 @@ class ExampleStream:
     """Yields examples, in the order in which their positions are read.
 
     Raises:
-      TaskError: The task does not pass on the positions of its records, once
-        and in order; the tasks of a mixture have different features; or the
+      TaskError: The task does not return the positions of its records, once and
+        in order. Or the tasks of a mixture have different features. Or the
         stream is endless, but no record has an example.
     """
     try:

@@ -15,10 +15,11 @@ one, separated by tabs. A folder is in BEIR's format; documents with grade 0 are
 not relevant.
 
 A line of JSON may have a teacher's scores of its passages: as `score` of each
-passage; in `pos_scores` and `neg_scores` (FlagEmbedding); or as `scores`,
-`score`, `labels` or `label`, a list. The list has a score for each passage, the
-relevant ones first; or, for each irrelevant passage, the margin between the
-relevant passage's score and its own (sentence-transformers' MarginMSELoss).
+passage, in `pos_scores` and `neg_scores` (FlagEmbedding), or in a list
+`scores`, `score`, `labels` or `label`. The list has a score for each passage,
+the relevant ones first. Or it has, for each irrelevant passage, the margin
+between the relevant passage's score and its own (sentence-transformers'
+MarginMSELoss).
 """
 
 import math

@@ -111,7 +111,8 @@ class PublishedSource(QuestionSource):
     """Reads the questions of a split.
 
     Raises:
-      TaskError: The questions are missing, or not as many as published.
+      TaskError: The questions are missing, or their number is not the published
+        one.
       InputError: TFDS has not prepared them.
     """
     place = current_context().question_files.get(split)

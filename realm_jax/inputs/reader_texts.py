@@ -167,9 +167,9 @@ def written_text(
 def texts_of(batch: Batch, examples: Corpus) -> tuple[list[str], list[str]]:
   """Returns the text of each query, and the target text.
 
-  These are a question and one of its answers, a different one in each epoch; a
-  masked sentence with sentinels, and the masked words; or the `inputs` and
-  `targets` of a text-to-text task.
+  For a question, the target is one of its answers, a different one in each
+  epoch. For a masked sentence, in which sentinels replace the masks, it is the
+  masked words. In a text-to-text task, these are the `inputs` and `targets`.
 
   Args:
     batch: Examples.

@@ -469,7 +469,7 @@ def remat(
   """Returns a function that applies a layer under its remat policy.
 
   Without a policy, a scan keeps every intermediate result that the backward
-  pass reads, three times as much as XLA keeps for a layer outside of a scan.
+  pass reads, three times the memory that XLA needs for a layer outside a scan.
   """
   policies = jax.checkpoint_policies
   if remat_policy is not None:

@@ -33,7 +33,7 @@ class Texts(NamedTuple):
   """Texts of each decoder, the best first.
 
   Attributes:
-    token_ids: Tokens of the texts, padded, with the end token if there is one.
+    token_ids: Tokens of the texts, padded, including the end token, if any.
     scores: Sum of log p of a text's tokens, divided by their number to the
       power of `length_penalty`.
   """
@@ -81,8 +81,7 @@ def generate(
     max_tokens: Maximum number of tokens of a text, including its end.
     num_beams: Number of beams.
     num_texts: Number of texts, at most `num_beams`.
-    length_penalty: Exponent of the number of tokens, by which a score is
-      divided.
+    length_penalty: Exponent p in the score Σ log p(token) / num_tokens**p.
     early_stopping: Criterion for ending a search with `num_beams` texts: True
       ends it at once, False if no text of the current length would be better,
       and "never" if no text of any length would be.

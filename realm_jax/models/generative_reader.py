@@ -76,8 +76,8 @@ class GenerativeReader(nn.Module):
     input_length: Maximum number of tokens of prompt, passage and end.
     target_length: Maximum number of tokens of a target, including its end.
     num_beams: Number of beams in the search for an answer; 1 is greedy.
-    length_penalty: Exponent of an answer's length, by which its score is
-      divided.
+    length_penalty: Exponent in the penalty for long answers; see
+      `decoding.generate`.
   """
 
   t5: T5Config

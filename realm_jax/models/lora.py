@@ -151,7 +151,7 @@ def merged(
 ) -> dict[str, np.ndarray]:
   """Returns parameters by path, with W + (alpha / rank) B A for each kernel W.
 
-  They are those of a model without adapters (the paper's section 4.1).
+  They are parameters for a model without adapters (the paper's section 4.1).
   """
   base = {p: x for p, x in parameters.items() if not p.endswith(_ADAPTERS)}
   if lora is None:

@@ -152,8 +152,8 @@ def plan_bins(
         used + jnp.where(is_open, 0, 1),
       )
 
-    # Starts; space left in each bin; turn in which each was filled last; and
-    # number of bins in use, including those beyond the last.
+    # The starts, the space left in each bin, the turn in which each bin was
+    # last filled, and the number of bins in use, even if that exceeds num_bins.
     empty = (
       jnp.zeros(size, jnp.int32),
       jnp.full(num_bins, bin_length, jnp.int32),

@@ -163,7 +163,7 @@ class BertRetriever(bert.BertComponent):
     return self.projection_size or self.bert.hidden_size
 
   def query_tower_parameters(self, params: Params) -> Params:
-    """Returns the parameters that embed queries, also those of a second hop."""
+    """Returns the parameters that embed queries, including second hops."""
     names = ["tower" if self.shared_towers else "query_tower"]
     if self.hop_length is not None:
       names.append(HOP_TOWER)

@@ -1,8 +1,8 @@
 """Token sequences: inputs of towers and readers, one or several in a bin.
 
 With one sequence in a bin, shorter sequences are padded, and the encoder also
-computes on the padding. Packed, a bin has as many sequences as fit, each of
-which attends only to itself, and hardly any padding is left.
+computes on the padding. Packing puts several sequences into a bin until it is
+full. Each sequence only attends to itself, and hardly any padding is left.
 
 Queries are `[CLS] x [SEP]`, and blocks `[CLS] title [SEP] body [SEP]`. The
 functions accept arrays of NumPy, on the host, and of jax, in compiled programs.

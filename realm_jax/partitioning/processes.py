@@ -19,7 +19,8 @@ _FAILED = f"{PREFIX}/failed"
 # Time that process 0, which serves the store, stays after it has failed, so
 # that the others can read the reason.
 _FAREWELL_SECONDS = 3.0
-# Margin by which jax's timeout for other processes is longer than ours.
+# Difference between jax's timeout for other processes and ours, which is
+# shorter.
 _MARGIN_SECONDS = 60
 _NO_CLUSTER = "coordinator_address should be defined"
 

@@ -45,7 +45,7 @@ class ScoreCache:
     """Opens a file, which several processes may use at once.
 
     Raises:
-      RealmError: It is none of SQLite, or cannot be written to.
+      RealmError: The file is not a SQLite database, or is not writable.
     """
     try:
       path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,12 +61,12 @@ class ScoreCache:
         yield cls(path, database)
     except sqlite3.Error as error:
       raise RealmError(
-        f"{path}: {error}; remove it, free some space, or name another file on "
-        "a local disk as SCORE_CACHE"
+        f"{path}: {error}; remove it, free some space, or set SCORE_CACHE to "
+        "another file on a local disk"
       ) from error
 
   def known(self, keys: Sequence[bytes]) -> dict[bytes, tuple[float, int]]:
-    """Returns the sums and the numbers of tokens that it has."""
+    """Returns the cached sums and numbers of tokens, by key."""
     query = "SELECT total, num_tokens FROM scores WHERE key = ?"
     found = {
       key: self._database.execute(query, [key]).fetchone() for key in {*keys}
@@ -74,7 +74,7 @@ class ScoreCache:
     return {key: row for key, row in found.items() if row is not None}
 
   def add(self, key: bytes, total: float, num_tokens: int) -> None:
-    """Keeps a score at once: a run that is killed does not pay it again."""
+    """Saves a score at once, so a restarted run does not pay for it again."""
     self._database.execute(
       "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)",
       (key, total, num_tokens),
@@ -82,7 +82,7 @@ class ScoreCache:
 
 
 class StepScores(NamedTuple):
-  """What MODEL_DIR keeps of a step and this process."""
+  """The file in MODEL_DIR with a step's scores of this process."""
 
   model_dir: epath.Path
   step: int
@@ -90,7 +90,7 @@ class StepScores(NamedTuple):
 
   @classmethod
   def of(cls, step: StepOnHost) -> "StepScores":
-    """Returns the record of a step of this process."""
+    """Returns the file of a step for this process."""
     return cls(epath.Path(step.model_dir), step.step, jax.process_index())
 
   @property
@@ -98,7 +98,7 @@ class StepScores(NamedTuple):
     return self.model_dir / FOLDER / f"{self.step:08d}.{self.process}.npz"
 
   def read(self, digest: bytes) -> Float32[np.ndarray, " n"] | None:
-    """Returns the recorded scores, if they are of the same texts."""
+    """Returns the recorded scores, if they are for the same texts."""
     try:
       content = read_bytes(self._path)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ class StepScores(NamedTuple):
       return found["log_likelihoods"] if same else None
 
   def write(self, digest: bytes, found: Float32[np.ndarray, " n"]) -> None:
-    """Writes the scores, and now and then removes old ones."""
+    """Writes the scores, and occasionally removes old ones."""
     with atomic_file(self._path) as path, path.open("wb") as file:
       np.savez(
         file, digest=np.frombuffer(digest, np.uint8), log_likelihoods=found
@@ -117,7 +117,7 @@ class StepScores(NamedTuple):
       return
     names = list_names(self.model_dir / "checkpoints")
     kept = [int(name) for name in names if name.isdecimal()]
-    # Checkpoint 0 stays, whatever the run has reached.
+    # Checkpoint 0 always stays, so it does not count.
     oldest = min((one for one in kept if one), default=0)
     for name in list_names(self._path.parent):
       step, _, rest = name.partition(".")

@@ -1,4 +1,4 @@
-"""Log-likelihoods of candidates, as a served language model gives them."""
+"""Log-likelihoods of candidates from a served language model."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ _FIELD = re.compile(r"\{(title|text|query|answer)\}")
 
 
 class Text(NamedTuple):
-  """A prompt, and the target whose log-likelihood is asked for."""
+  """A prompt, and the target whose log-likelihood is requested."""
 
   prompt: str
   target: str
@@ -47,8 +47,8 @@ class Scored(NamedTuple):
   """Log-likelihoods of the candidates of a step.
 
   Attributes:
-    log_likelihoods: ℓ of each text; −inf where the endpoint gives none.
-    metrics: What the step has cost.
+    log_likelihoods: ℓ of each text; −inf if the endpoint returned none.
+    metrics: Metrics of the step's costs.
   """
 
   log_likelihoods: Float32[np.ndarray, " n"]
@@ -57,30 +57,30 @@ class Scored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServedLanguageModel:
-  """A language model behind a URL, and the texts that it reads.
+  """A language model behind a URL, and the templates of its texts.
 
   It reads a candidate's passage, the prompt and the target, one after the
-  other. The prompt has to end where a token does.
+  other. The prompt must end at the end of a token.
 
   Attributes:
     reader_url: URL of the endpoint, such as http://localhost:8000/v1.
-    reader_model: Name of the model, by which the server and the cache know it.
+    reader_model: Name of the model, for the server and in the cache.
     passage: Template of a candidate, with {title} and {text}. The null block
       has no passage.
-    prompt: Template of what follows it, with {query}.
+    prompt: Template of the text after the passage, with {query}.
     target: Template of the text that is scored, with {answer}.
-    mean_likelihood: Whether ℓ is the mean of log p over the target's tokens,
-      and not the sum.
-    api_key_variable: Environment variable that has the key; None sends none.
-    requests_at_once: Number of requests that are under way, at most.
-    request_timeout_seconds: Time for one request.
-    tries: How often a text is tried that makes requests fail, before its
+    mean_likelihood: Whether ℓ is the mean of log p over the target's tokens
+      instead of the sum.
+    api_key_variable: Environment variable with the key; None sends no key.
+    requests_at_once: Largest number of concurrent requests.
+    request_timeout_seconds: Timeout of a request.
+    tries: Number of tries for a text that makes requests fail, before its
       candidate is left out.
-    away_seconds: How long to wait for an endpoint that is away, before the run
-      ends.
-    score_cache: File of the cache, on a local disk. None takes one in the cache
-      of this host.
-    price_per_million_tokens: Price, for the metric `reader_price`.
+    away_seconds: Time to wait for an unavailable endpoint before the run ends.
+    score_cache: File of the cache, on a local disk. None takes one in this
+      host's cache directory.
+    price_per_million_tokens: Price of a million tokens, for the metric
+      `reader_price`.
   """
 
   reader_url: str
@@ -106,20 +106,20 @@ class ServedLanguageModel:
     ):
       if missing := [field for field in fields if field not in template]:
         raise RealmError(
-          f"the template {template!r} lacks {', '.join(missing)}; write it"
+          f"the template {template!r} lacks {', '.join(missing)}; add it"
         )
     if not self.reader_url.startswith(("http://", "https://")) or (
       "@" in self.reader_url
     ):
       raise RealmError(
         f"READER_URL={self.reader_url!r}; want http://HOST:PORT/v1 without a "
-        "password: API_KEY_VARIABLE names the variable that has the key"
+        "password: API_KEY_VARIABLE names the variable with the key"
       )
 
   def text(
     self, passage: Mapping[str, str] | None, query: str, answer: str
   ) -> Text:
-    """Returns what is read of a candidate, a query and an answer."""
+    """Returns the text for a candidate, a query and an answer."""
     before = "" if passage is None else _filled(self.passage, passage)
     return Text(
       before + _filled(self.prompt, {"query": query}),
@@ -127,10 +127,11 @@ class ServedLanguageModel:
     )
 
   def check(self) -> None:
-    """Asks the endpoint once whether it can be a reader, if it is there.
+    """Checks once whether the endpoint can be a reader, if it is available.
 
     Raises:
-      EndpointError: It cannot, or the key is missing or wrong.
+      EndpointError: The endpoint cannot be a reader, or the key is missing or
+        wrong.
     """
     try:
       from realm_jax.served_reader import endpoint
@@ -147,12 +148,12 @@ class ServedLanguageModel:
     asyncio.run(ask())
 
   def score(self, texts: Sequence[Text], step: StepOnHost) -> Scored:
-    """Returns the log-likelihoods of the texts of a step, and what they cost.
+    """Returns the log-likelihoods of a step's texts, and their costs.
 
     Raises:
-      WaitPreemptedError: The run is to end before all are there.
-      RetrievalUnavailableError: The endpoint was away for too long.
-      RealmError: The endpoint cannot be a reader, or has scored none of them.
+      WaitPreemptedError: The run was preempted before all scores arrived.
+      RetrievalUnavailableError: The endpoint was unavailable for too long.
+      RealmError: The endpoint cannot be a reader, or scored none of the texts.
     """
     began, record = time.monotonic(), StepScores.of(step)
     keys = [self._key(text) for text in texts]
@@ -179,7 +180,7 @@ class ServedLanguageModel:
         )
       record.write(digest.digest(), found)
     missing = int(np.isneginf(found).sum())
-    # The metrics of several processes are averaged.
+    # Metrics are averaged over processes, so sums are multiplied by these.
     of_all, tokens = jax.process_count(), sum(costs)
     metrics = {
       "reader_seconds": time.monotonic() - began,
@@ -210,7 +211,7 @@ class ServedLanguageModel:
   async def _ask(
     self, texts: Mapping[bytes, Text], cache: "ScoreCache", step: StepOnHost
   ) -> dict[bytes, "Score"]:
-    """Returns the scores that the endpoint gives, which the cache keeps."""
+    """Requests the scores of texts, and adds them to the cache."""
     from realm_jax.served_reader import endpoint
 
     scores, refusals = dict[bytes, "Score"](), list[str]()
@@ -251,5 +252,5 @@ class ServedLanguageModel:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-  """Returns a template with its fields, whose values may have braces."""
+  """Fills in a template; the values may have braces."""
   return _FIELD.sub(lambda one: values.get(one[1], one[0]), template)

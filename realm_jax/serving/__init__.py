@@ -1,5 +1,5 @@
-"""A page that asks a trained run, shows its evidence and edits its blocks.
+"""A page for questions to a trained run, with evidence that can be edited.
 
-`service` answers requests as plain data, and `app` speaks HTTP. The page
-itself, HTML, CSS and JavaScript, is in `page`.
+`service` answers requests with plain data, and `app` is the HTTP interface. The
+page itself (HTML, CSS and JavaScript) is in `page`.
 """

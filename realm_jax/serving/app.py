@@ -1,7 +1,7 @@
 """The page and the HTTP interface, as a Starlette application.
 
-docs/reference/http.md is made of the docstrings of the functions that answer;
-docs/service.md describes what their replies share.
+docs/reference/http.md is generated from the docstrings of the handlers;
+docs/service.md describes the objects that their replies share.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from realm_jax.serving.service import Logged, RequestError, Service, checked
 from realm_jax.serving.turns import OfTexts, Turns
 
 _HEADERS = {
-  # The page takes nothing from anywhere else, and runs no script of its text.
+  # The page loads nothing from other hosts, and runs no inline scripts.
   "content-security-policy": (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -50,9 +50,9 @@ _HEADERS = {
   "cache-control": "no-store",
 }
 _BACKLOG = 256
-# Bounds of a request: its bytes, the characters of an edited block, the number
-# of edited blocks, and for programs the number of texts, of blocks for each,
-# and of all blocks.
+# Limits of a request: number of bytes, characters of an edited block, and
+# edited blocks; for programs, number of texts, blocks for each text, and blocks
+# in total.
 MAX_BYTES = 2 << 20
 MAX_EDIT_CHARACTERS = 10_000
 MAX_EDITS = 16
@@ -61,13 +61,13 @@ MAX_BLOCKS = 1000
 MAX_RETRIEVED = 256_000
 
 _DEFAULT_BLOCKS = 5
-# Number of a turn's blocks that a question counts as.
+# Cost of a question in a turn, in blocks.
 _BLOCKS_PER_QUESTION = 128
-# Connections that may be open, and the time in which a request must be here.
+# Limit of open connections, and time limit for receiving a request.
 _MAX_CONNECTIONS = 512
 _BODY_SECONDS = 30.0
 _JSON = "application/json"
-# What no token guards: the files of the page, and its health.
+# Paths that need no token: the files of the page, and the health check.
 _OPEN = frozenset({"/", "/index.html", "/page.css", "/page.js", "/healthz"})
 
 
@@ -75,15 +75,15 @@ class PageApp:
   """The application.
 
   Args:
-    service: What answers, to one request after the other.
-    hosts: Host names under which it may be asked besides those of loopback, so
-      that no page whose name was made to lead here can ask (DNS rebinding).
-      None allows every name.
-    token: Secret that a request must carry as `Authorization: Bearer TOKEN`,
-      unless it is for the page's own files or for `/healthz`.
-    max_waiting: Requests that may wait, besides those that are computed.
-    allow_updates: Whether clients may change blocks for all.
-    started: Function that is called once signals end the server.
+    service: Service that answers requests, one after the other.
+    hosts: Host names that requests may use, besides localhost and loopback
+      addresses. The check prevents DNS rebinding, with which another page could
+      send requests. None allows every name.
+    token: Secret that a request must send as `Authorization: Bearer TOKEN`,
+      except for the page's own files and `/healthz`.
+    max_waiting: Number of requests that may wait, besides those in progress.
+    allow_updates: Whether clients may change blocks for all clients.
+    started: Function that is called once the server handles signals.
   """
 
   def __init__(
@@ -124,7 +124,7 @@ class PageApp:
     )
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses requests of strangers, and adds headers to all answers."""
+    """Rejects unauthorized requests, and adds headers to all responses."""
 
     async def send_guarded(message: Message) -> None:
       if message["type"] == "http.response.start":
@@ -137,11 +137,11 @@ class PageApp:
     await app(scope, receive, send_guarded)
 
   def _refusal(self, headers: Headers, path: str) -> Response | None:
-    """Returns the answer to a request that may not ask."""
+    """Returns the response to an unauthorized request, or None."""
     host = headers.get("host", "")
     if self._hosts is not None and not _is_named(host, self._hosts):
       text = (
-        f"this page was asked for as {host!r}, and answers to "
+        f"this page was requested as {host!r}, but only answers to "
         f"{', '.join(['localhost', *self._hosts])}; open http://127.0.0.1 with "
         "its port, or start it with --allowed_hosts"
       )
@@ -157,7 +157,7 @@ class PageApp:
 
   @contextlib.asynccontextmanager
   async def _serving(self, app: Starlette) -> AsyncIterator[None]:
-    """Compiles the programs, before it computes any answer."""
+    """Compiles the programs before the first answer."""
     del app
     self._started()
     warm_up = asyncio.create_task(self._warm_up())
@@ -167,7 +167,7 @@ class PageApp:
 
   @property
   def is_computing(self) -> bool:
-    """Whether a thread computes an answer."""
+    """Whether a thread is computing an answer."""
     return self._turns.is_computing
 
   async def _warm_up(self) -> None:
@@ -177,33 +177,33 @@ class PageApp:
       logging.exception("the first answer could not be computed")
 
   async def _health(self, request: Request) -> Response:
-    """Says which checkpoint answers. It needs no token.
+    """Returns the current checkpoint and its state. Needs no token.
 
     Reply:
       status: `ok`, or `stale` if a newer checkpoint cannot be loaded.
-      problem: Why not, or null. A service with a token leaves it out.
-      checkpoint, snapshot: Their steps.
+      problem: Reason for `stale`, or null. Omitted if the service has a token.
+      checkpoint, snapshot: Steps of the checkpoint and the snapshot.
       age_seconds: Time since they were loaded.
-      waiting: Number of requests that wait.
+      waiting: Number of waiting requests.
       feedback: With --accept_feedback, the number of `lists` and of `rewards`
         in the log, and whether it `is_full`.
     """
     del request
     health = self._service.health() | {"waiting": len(self._turns)}
     if self._token:
-      # It may name files, and everybody can ask this.
+      # It may contain paths, and this request needs no token.
       del health["problem"]
     return JSONResponse(health)
 
   async def _about(self, request: Request) -> Response:
-    """Says what the page can do.
+    """Describes the runs behind the page.
 
     Reply:
-      runs: The runs that answer, by `question` and `masked sentence`. Each has
+      runs: Runs that answer, by `question` and `masked sentence`. Each has
         `model_dir`, `checkpoint`, `snapshot`, `index` (its kind), `num_blocks`
         and `can_edit`.
-      retriever: The same for the run that retrieves.
-      examples: Questions to offer.
+      retriever: The same fields for the run that retrieves.
+      examples: Example questions.
       missing: Sentences about what the page cannot do.
     """
     del request
@@ -212,8 +212,8 @@ class PageApp:
   async def _explain(self, request: Request) -> Response:
     """Explains the answer to a question or the filling of a sentence.
 
-    The reply is a RESULT with the fields of explanations. Its blocks have more
-    fields, by which the page shows their texts.
+    The reply is a RESULT with the fields of explanations. Its blocks have
+    additional fields, from which the page displays their texts.
 
     Body:
       text: Question, or sentence with [MASK].
@@ -221,9 +221,9 @@ class PageApp:
         `text` to read instead. Optional.
 
     Reply:
-      without: The `answer` without the best block, or for a sentence without
-        any, its `probability`, whether it is the `same`, and what is
-        `left_out`; null if nothing else was read.
+      without: Answer without the best block (for a sentence, without any
+        blocks), with fields `answer`, `probability`, `same` (whether the answer
+        is unchanged) and `left_out`; null if nothing else was read.
       run: The run, as in `/api/about`.
     """
     fields = await _fields(request, "text")
@@ -248,27 +248,30 @@ class PageApp:
 
     Body:
       queries: List of texts.
-      k: Number of blocks for each, from 1 to 1,000; by default 5.
+      k: Number of blocks for each query, from 1 to 1,000; by default 5.
       where: Filter of the blocks. Optional.
-      rerank: Whether the run's cross-encoder orders them; by default true.
-      explore: Whether --explore_temperature draws them; by default true.
-      topk: The same as `k`, in Search-R1's protocol.
+      rerank: Whether the run's cross-encoder orders the blocks; by default
+        true.
+      explore: Whether the blocks are sampled with --explore_temperature; by
+        default true.
+      topk: Same as `k`, in Search-R1's protocol.
       return_scores: Whether a reply in Search-R1's protocol has scores.
 
     Reply:
-      results: For each query its `blocks`, best first, `query`, `checkpoint`,
-        `snapshot`, and with --accept_feedback `request_id`.
-      request_ids: All of these ids, for `/feedback`.
-      result: In place of `results`, after `topk` or `return_scores`: for each
-        query a list of objects with `document` and `score`, or of documents.
+      results: For each query, its `blocks`, best first, with `query`,
+        `checkpoint`, `snapshot`, and `request_id` with --accept_feedback.
+      request_ids: All request ids, for `/feedback`.
+      result: In place of `results` if the request has `topk` or
+        `return_scores`: for each query, a list of objects with `document` and
+        `score`, or a list of documents.
     """
     fields = await _fields(request, "queries")
-    # With one of these, it speaks the protocol of Search-R1.
+    # These fields select the protocol of Search-R1.
     is_of_search_r1 = bool({"topk", "return_scores"} & fields.keys())
     if is_of_search_r1 and "k" in fields:
       raise RequestError(
-        "k and topk or return_scores are of two forms of this request; leave "
-        "one out"
+        "k and topk or return_scores belong to different forms of this "
+        "request; leave out k, or the others"
       )
     name = "topk" if is_of_search_r1 else "k"
     k, where = fields.get(name), _filter(fields)
@@ -300,14 +303,14 @@ class PageApp:
     )
 
   async def _answer(self, request: Request) -> Response:
-    """Answers questions; the run must be of open QA.
+    """Answers questions, with a run of open QA.
 
     Body:
       questions: List of texts.
       where, rerank: As in `/retrieve`.
 
     Reply:
-      results: For each question a RESULT, with its `question`.
+      results: For each question, a RESULT with its `question`.
     """
     fields = await _fields(request, "questions")
     texts, where = fields["questions"], _filter(fields)
@@ -327,7 +330,7 @@ class PageApp:
     per_text: int = _BLOCKS_PER_QUESTION,
     is_logged: bool = False,
   ) -> Response:
-    """Answers a program: in the field `name`, a result for each text.
+    """Returns a result for each text of a program's request, in field `name`.
 
     `per_text` blocks are retrieved for each. If they are logged, the reply has
     the `request_ids` of the lists, in the order of the texts.
@@ -335,8 +338,8 @@ class PageApp:
     most = min(MAX_TEXTS, MAX_RETRIEVED // per_text)
     if not isinstance(texts, list) or not 1 <= len(texts) <= most:
       raise RequestError(
-        f"want a list of 1 to {most} texts, where {per_text} blocks are "
-        "retrieved for each; send them in several requests"
+        f"want a list of 1 to {most} texts, because {per_text} blocks are "
+        "retrieved for each; send more texts in several requests"
       )
     cost, ids = len(texts) * per_text, ""
     feedback = self._service.feedback
@@ -366,7 +369,7 @@ class PageApp:
         403, "this service changes no blocks; start it with --allow_updates"
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
-    # It is done for all clients, also where the one that asked has gone.
+    # This is for all clients, even if the one that sent it has disconnected.
     told = await self._turns.alone(lambda: self._service.update(texts), _never)
     return Response(told, media_type=_JSON)
 
@@ -381,7 +384,7 @@ class PageApp:
 
     Reply:
       accepted: Number of rewards that were new.
-      repeated: Number of those for lists that had some already.
+      repeated: Number of rewards for lists that already had some.
     """
     if self._service.feedback is None:
       raise HTTPException(
@@ -389,23 +392,23 @@ class PageApp:
       )
     fields = await _fields(request, "feedback")
     rewards = _rewards(fields["feedback"])
-    # Not after requests that wait for the devices.
+    # Does not queue with the requests that wait for the devices.
     told = await anyio.to_thread.run_sync(self._service.take_feedback, rewards)
     return JSONResponse(told)
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:
-  """Returns the fields of a request in JSON; the wanted one is there."""
+  """Returns the fields of a JSON request, which must have the wanted one."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind.lower() != "application/json":
-    # Another site's page can send a form here, and no JSON.
+    # A page of another site can send forms here, but no JSON.
     raise HTTPException(415, "send JSON, with Content-Type: application/json")
   body = bytearray()
   try:
     async with asyncio.timeout(_BODY_SECONDS):
       async for chunk in request.stream():
         body += chunk
-        # Whatever the header says.
+        # Counted here, because the header may be missing or wrong.
         if len(body) > MAX_BYTES:
           raise HTTPException(
             413,
@@ -436,7 +439,7 @@ def _filter(fields: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
-  """Returns a field of a request that is true or false."""
+  """Returns a Boolean field of a request."""
   found = fields.get(name)
   found = default if found is None else found
   if not isinstance(found, bool):
@@ -445,7 +448,7 @@ def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
 
 
 def _texts_of_blocks(blocks: Any) -> dict[str, str]:
-  """Returns the texts of blocks by the names of the blocks."""
+  """Returns the texts of blocks by the blocks' names."""
   try:
     return {
       checked(block["id"]): checked(block["text"], MAX_EDIT_CHARACTERS)
@@ -453,16 +456,16 @@ def _texts_of_blocks(blocks: Any) -> dict[str, str]:
     }
   except (KeyError, TypeError) as error:
     raise RequestError(
-      'the blocks are not [{"id": "…", "text": "…"}], with ids of an answer: '
+      'want blocks as [{"id": "…", "text": "…"}], with ids from an answer: '
       f"{error!r}"
     ) from None
 
 
 def _rewards(sent: Any) -> list[tuple[str, Rewards]]:
-  """Returns request IDs, each with its rewards.
+  """Returns pairs of a request ID and its rewards.
 
   Raises:
-    RequestError, FeedbackError: They are malformed, or too many.
+    RequestError, FeedbackError: They are malformed, or there are too many.
   """
   if not isinstance(sent, list) or not 1 <= len(sent) <= MAX_TEXTS:
     raise RequestError(
@@ -496,13 +499,13 @@ async def _never() -> bool:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-  # Starlette raises the error afterwards, and the server logs its traceback.
+  # Afterwards, Starlette raises the error, and the server logs its traceback.
   del request, error
   return JSONResponse({"error": "a bug; the server's log has more"}, 500)
 
 
 def is_loopback(host: str) -> bool:
-  """Returns whether a name or an address leads to this machine alone."""
+  """Returns whether a name or an address is only for this machine."""
   if host == "localhost":
     return True
   try:
@@ -512,7 +515,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_named(host: str, hosts: Collection[str]) -> bool:
-  """Returns whether a Host header, with a port or without, is allowed."""
+  """Returns whether a Host header is allowed; it may have a port."""
   try:
     name = urllib.parse.urlsplit(f"//{host}").hostname or ""
   except ValueError:
@@ -521,10 +524,10 @@ def _is_named(host: str, hosts: Collection[str]) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; port 0 takes a free one.
+  """Returns a listening socket; port 0 takes a free port.
 
   Raises:
-    OSError: The address is in use, is not this machine's, or may not be used.
+    OSError: The address is in use, not of this machine, or not permitted.
   """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listening = socket.create_server(
@@ -533,14 +536,14 @@ def listen(host: str, port: int) -> socket.socket:
   if not is_loopback(listening.getsockname()[0]):
     logging.warning(
       "The page listens on %s: whoever reaches this machine can ask the model, "
-      "unless --token is given; --host=127.0.0.1 is for this machine alone",
+      "unless --token is set; --host=127.0.0.1 allows only this machine",
       host,
     )
   return listening
 
 
 def url_of(listening: socket.socket) -> str:
-  """Returns the URL of what a socket serves."""
+  """Returns the URL of a listening socket."""
   host, port = listening.getsockname()[:2]
   if host in ("0.0.0.0", "::"):
     host = socket.gethostname()
@@ -551,8 +554,8 @@ def server_of(app: PageApp, *, farewell_seconds: int = 1) -> uvicorn.Server:
   """Returns a server, whose `run` ends with SIGTERM, SIGINT or `should_exit`.
 
   Args:
-    app: What it serves.
-    farewell_seconds: Time for which the end waits for what is computed.
+    app: Application to serve.
+    farewell_seconds: Time to wait for current requests when the server ends.
   """
   return uvicorn.Server(
     uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Answers of the page's requests, as plain data."""
+"""Answers the page's requests with plain data."""
 
 import dataclasses
 import itertools
@@ -32,20 +32,20 @@ from realm_jax.feedback.log import FeedbackLog, Rewards, Served, drawn_order
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.settings import Asked
 
-# Blocks that may have another text in memory than in the corpus.
+# Number of blocks whose text in memory may differ from the corpus.
 MAX_UPDATES = 256
-# Characters of a question or a sentence.
+# Number of characters of a question or a sentence.
 MAX_CHARACTERS = 2000
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
 
 class RequestError(RealmError):
-  """A request that is malformed, beyond a limit, or for no run of the page."""
+  """A request that is malformed, exceeds a limit, or fits none of the runs."""
 
 
 class Logged(NamedTuple):
-  """A query whose list is logged, under this request ID."""
+  """A query whose list is logged under a request ID."""
 
   query: Any
   request_id: str
@@ -53,14 +53,14 @@ class Logged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FeedbackConfig:
-  """What a service logs, and whether it explores.
+  """Settings for feedback: what is logged, and whether results are sampled.
 
   Attributes:
-    log: The log of lists and rewards.
-    pool_size: Number of candidates of a list that are logged, at least as many
-      as are shown.
-    temperature: What the order of a list is drawn by, from its candidates by
-      the retriever's scores; None shows the best.
+    log: Log of lists and rewards.
+    pool_size: Number of candidates to log for a list; at least the shown blocks
+      are logged.
+    temperature: Temperature at which a list is sampled from the candidates by
+      the retriever's scores; None returns the best ones.
   """
 
   log: FeedbackLog
@@ -71,13 +71,18 @@ class FeedbackConfig:
 class Service:
   """Retrieves, answers and explains for all clients.
 
-  A block goes by its name, `document id:ordinal`, which stays the same when the
-  corpus is updated. A `masked_run` takes the sentences from `run`. `examples`
-  are questions to offer.
+  Blocks are named `document id:ordinal`; an update of the corpus does not
+  change these names.
+
+  Args:
+    run: Run that answers.
+    masked_run: Run that fills in sentences instead of `run`, if any.
+    examples: Questions that the page offers.
+    feedback: Settings for feedback; None accepts and logs none.
 
   Attributes:
-    problem: Why no newer checkpoint is served, if one cannot be loaded.
-    feedback: What is logged for feedback; None for nothing.
+    problem: Reason why a newer checkpoint could not be loaded, if any.
+    feedback: Settings for feedback, if any.
 
   Raises:
     CheckpointError: The second run does not fill in sentences.
@@ -96,30 +101,33 @@ class Service:
       masked_run.require_kind(SENTENCE)
     self._run, self._masked_run = run, masked_run
     self._loaded_at = time.monotonic()
-    # For what changes the runs: updates, and newer runs from another thread.
+    # Held while runs change: by updates, and by newer runs from another thread.
     self._changing = threading.Lock()
     self._updates: dict[str, str] = {}
     self._examples = list(examples)
     self.feedback = feedback
     if feedback is not None and run.config.paths is not None:
       raise RequestError(
-        "paths of blocks are retrieved, and feedback is for single blocks; "
+        "the run retrieves paths of blocks, but feedback is for single blocks; "
         "leave out --accept_feedback"
       )
-    # Of the orders that are drawn.
+    # Samples the order of lists.
     self._generator = np.random.default_rng()
     self.problem: str | None = None
 
   @property
   def runs(self) -> dict[Asked, TrainedRun]:
-    """The runs by what they answer; a retriever alone answers nothing."""
+    """The runs by the kind of text that they answer.
+
+    A retriever without a reader answers none.
+    """
     runs = dict.fromkeys(self._run.kinds, self._run)
     if self._masked_run is not None:
       runs[SENTENCE] = self._masked_run
     return runs
 
   def about(self) -> dict[str, Any]:
-    """Describes what the page can do."""
+    """Describes the abilities of the page."""
     runs = self.runs
     return {
       "runs": {kind: _about(run) for kind, run in runs.items()},
@@ -133,7 +141,7 @@ class Service:
     }
 
   def health(self) -> dict[str, Any]:
-    """Describes the run that answers, and since when it does."""
+    """Describes the run that answers, and how long ago it was loaded."""
     return {
       "status": "ok" if self.problem is None else "stale",
       **_source(self._run),
@@ -155,7 +163,7 @@ class Service:
     }
 
   def warm_up(self) -> None:
-    """Compiles the programs, so that the first question does not wait."""
+    """Compiles the programs, so the first question does not have to wait."""
     for _ in self.retrieve(["the sky"], 5):
       pass
     for kind, run in self.runs.items():
@@ -180,13 +188,18 @@ class Service:
     rerank: bool = True,
     explore: bool = False,
   ) -> Iterator[dict[str, Any]]:
-    """Yields the k best blocks that a filter lets through for each text.
+    """Yields the k best blocks for each text; docs/service.md has the fields.
 
-    Without `rerank`, they are in the retriever's order. To `explore` draws them
-    by the temperature of `feedback`, if it has one, from the retriever's
-    candidates. The lists of texts that are `Logged` are logged. docs/service.md
-    has the fields. The entry of a text that cannot be searched for has an
-    `error`.
+    Results for texts that are `Logged` are logged. A text that cannot be
+    searched for gets an `error`.
+
+    Args:
+      texts: Texts to search for.
+      k: Number of blocks for each.
+      where: Filter of the blocks.
+      rerank: Whether the run's cross-encoder, if any, orders the blocks.
+      explore: Whether the blocks are sampled from the retriever's candidates,
+        if `feedback` has a temperature.
     """
     feedback = self.feedback
     is_drawn = explore and feedback is not None and feedback.temperature
@@ -222,9 +235,9 @@ class Service:
     k: int,
     temperature: float | None,
   ) -> SearchResult:
-    """Searches for the candidates of lists, logs these, and returns the lists.
+    """Searches for candidates, logs them, and returns the blocks to show.
 
-    Nothing is logged where a filter lets fewer blocks through.
+    Lists with fewer candidates, because of a filter, are not logged.
     """
     found = run.search(token_ids, max(k, feedback.pool_size))
     shown = np.tile(np.arange(min(k, found.rows.shape[1])), (len(ids), 1))
@@ -232,7 +245,7 @@ class Service:
       shown = drawn_order(
         found.scores, temperature=temperature, k=k, generator=self._generator
       )
-    # A text that was changed in memory is not the corpus's.
+    # A text that was edited in memory differs from the corpus.
     is_edited = np.isin(found.rows, [*run.edits])
     hashes = np.where(is_edited, 0, run.corpus.content_hashes[found.rows])
     block_ids = run.corpus.block_ids[found.rows]
@@ -261,11 +274,11 @@ class Service:
   def take_feedback(
     self, rewards: Sequence[tuple[str, Rewards]]
   ) -> dict[str, int]:
-    """Logs the rewards of lists by their request IDs; says how many were new.
+    """Logs the rewards of lists by request ID, and counts the new ones.
 
     Raises:
-      RequestError: The service takes none.
-      FeedbackError: An ID is none of this service, or the log is full.
+      RequestError: The service does not accept feedback.
+      FeedbackError: An ID is not from this service, or the log is full.
     """
     if self.feedback is None:
       raise RequestError("this service takes no feedback")
@@ -282,9 +295,9 @@ class Service:
     explore: bool = False,
     return_scores: bool,
   ) -> Iterator[list[dict[str, Any]]]:
-    """Yields the same in the form of Search-R1's retrieval server.
+    """Yields the results of `retrieve` like Search-R1's retrieval server.
 
-    A text that cannot be searched for has no documents.
+    A text that cannot be searched for gets no documents.
     """
     for one in self.retrieve(
       *(texts, k, where), rerank=rerank, explore=explore
@@ -304,10 +317,10 @@ class Service:
     *,
     rerank: bool = True,
   ) -> Iterator[dict[str, Any]]:
-    """Yields answers to questions, from what a filter lets through.
+    """Yields answers to questions; docs/service.md has the fields.
 
-    docs/service.md has the fields. The entry of a question that cannot be
-    searched for has an `error`.
+    A question that cannot be searched for gets an `error`. For `where` and
+    `rerank`, see `retrieve`.
     """
     run = self.run_for(QUESTION).restricted(where, rerank=rerank)
     return _each(
@@ -325,7 +338,7 @@ class Service:
 
     Raises:
       EditError: A text does not fit, or no block has its name.
-      RequestError: There are too many.
+      RequestError: Too many blocks would be changed in memory.
     """
     with self._changing:
       updates = {**self._updates, **texts}
@@ -335,7 +348,7 @@ class Service:
           f"{MAX_UPDATES} may be: change the corpus with `python -m "
           "realm_jax.update_corpus`, and build a new index"
         )
-      # Requests that are computed keep the run that they have begun with.
+      # Current requests continue with the run that they started with.
       run, masked_run = self._run, self._masked_run
       run = run.edited(_edits(run, texts))
       if masked_run is not None:
@@ -345,9 +358,9 @@ class Service:
     return {"updated": len(texts)}
 
   def replace(self, run: TrainedRun) -> None:
-    """Answers with another run from now on, with the same updates of blocks.
+    """Switches to another run, and keeps the updates of blocks.
 
-    Updates of blocks that its corpus no longer has are left out.
+    Updates of blocks that its corpus no longer has are dropped.
     """
     with self._changing:
       self._run = run.edited(_edits(run, self._updates, missing_ok=True))
@@ -357,9 +370,9 @@ class Service:
   def explain(
     self, text: str, edits: Mapping[str, str] | None = None
   ) -> dict[str, Any]:
-    """Explains a question or a sentence; `app` has the fields.
+    """Explains the answer to a question or a sentence; `app` has the fields.
 
-    `edits` are the texts of blocks by their names.
+    `edits` are texts of blocks by name.
 
     Raises:
       RealmError: The text has no words, or does not fit the run.
@@ -380,7 +393,7 @@ class Service:
 
 
 def checked(text: Any, most: int = MAX_CHARACTERS) -> str:
-  """Returns what was sent if it is a text, or raises `RequestError`."""
+  """Returns a value if it is a valid text, or raises `RequestError`."""
   if not isinstance(text, str):
     raise RequestError(f"{text!r} is no string")
   if len(text) > most:
@@ -388,11 +401,12 @@ def checked(text: Any, most: int = MAX_CHARACTERS) -> str:
       f"a text has {len(text):,} characters; at most {most:,} are read: "
       "shorten it"
     )
-  # JSON can write what is no character, and what would end a C string.
+  # JSON can encode values that are not characters, and NUL, which ends C
+  # strings.
   if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
     raise RequestError(
-      "a text has a character that no text has (U+0000, or half of a "
-      "surrogate pair); remove it"
+      "a text has an invalid character (U+0000, or half of a surrogate pair); "
+      "remove it"
     )
   return text
 
@@ -405,10 +419,10 @@ def _each(
     [Int32[np.ndarray, "n q"], Sequence[Any]], Iterable[dict[str, Any]]
   ],
 ) -> Iterator[dict[str, Any]]:
-  """Yields what a function makes of each text, with the text by its name.
+  """Yields a function's results, each with its text in the field `name`.
 
-  The function takes the tokens and the texts of those that can be searched for;
-  another text has an `error`.
+  The function takes the tokens of all texts that can be searched for, and the
+  texts. Other texts get an `error`.
   """
   sent, refused = texts, dict[int, RealmError]()
   texts = [one.query if isinstance(one, Logged) else one for one in sent]
@@ -425,7 +439,7 @@ def _each(
   told = iter(function(token_ids[good], [sent[number] for number in good]))
   for number, text in enumerate(texts):
     if number in refused:
-      # What is no text may be infinite, which JSON cannot hold.
+      # Other values are left out: they may be infinite, unlike JSON's numbers.
       shown = text if isinstance(text, str) else None
       yield {name: shown, "error": str(refused[number])}
     else:
@@ -442,16 +456,17 @@ def _about(run: TrainedRun) -> dict[str, Any]:
 
 
 def _source(run: TrainedRun) -> dict[str, int]:
-  """Names what a run answers with, and no file."""
+  """Describes a run's checkpoint and snapshot, without any paths."""
   return {"checkpoint": run.step, "snapshot": run.snapshot.step}
 
 
 def _edits(
   run: TrainedRun, texts: Mapping[str, str], *, missing_ok: bool = False
 ) -> dict[int, str]:
-  """Returns the texts of blocks by row, except those that are as they were.
+  """Returns the texts of blocks by row, without unchanged ones.
 
-  Raises `EditError` where no block has a name, unless some may be missing.
+  Raises:
+    EditError: No block has one of the names, and not `missing_ok`.
   """
   edits = {}
   for name, text in texts.items():
@@ -472,10 +487,11 @@ def _edits(
 def _without(
   run: TrainedRun, result: Result, texts: Mapping[int, str]
 ) -> dict[str, Any] | None:
-  """Returns the filling by the null block, which is what is left to read.
+  """Returns the answer without the evidence.
 
-  Of a question, it is the answer from all blocks but the one that gives most of
-  the answer, or those of the path that does, in the run with these texts.
+  For a sentence, this is the filling by the null block. For a question, it is
+  the answer without the block or path that contributes most to the answer, in
+  the run with these texts.
   """
   null = result.hits[0].best
   if result.kind == SENTENCE and null is not None:
@@ -501,7 +517,7 @@ def _without(
 
 
 def _around(run: TrainedRun, row: int) -> list[str | None]:
-  """Returns the texts before and after a block in its document."""
+  """Returns the texts before and after a block in its document, or None."""
   if row == NULL_ROW:
     return []
   others = range(run.corpus.num_blocks)
@@ -517,9 +533,9 @@ def _around(run: TrainedRun, row: int) -> list[str | None]:
 def _passages(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, Any]]:
   """Returns what the page shows of a block, or of each block of a path.
 
-  These are title and text in pieces, which joined are the whole; the text
-  before and after in the document; and whether it is edited. The title of what
-  comes first is not read as text, and has no pieces.
+  This is its title and text, both in segments, the texts before and after it in
+  the document, and whether it was edited. The title of the first block has no
+  segments, because the reader does not read it as text.
   """
   body, marks = hit.block.text.encode(), _marks(run, answer, hit)
   return [
@@ -538,9 +554,9 @@ def _passages(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, Any]]:
 def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
   """Returns the mark of each byte of a block's text.
 
-  It is "answer" in an occurrence of the answer, "said" in what the reader would
-  say of this block alone, or "". Words are compared by their wordpieces, so
-  capitals and accents do not matter.
+  The mark is "answer" in an occurrence of the answer, "said" in the answer that
+  the reader would give from this block alone, and otherwise "". Words are
+  compared by their wordpieces, so capitals and accents may not matter.
   """
   block, best, words = hit.block, hit.best, run.vocabulary
   token_ids, body = block.body_token_ids, block.text.encode()
@@ -552,7 +568,7 @@ def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
     )
     marks[first:limit] = "said"
     if any(exact_match(best.text, one, run.corpus.language) for one in wanted):
-      # As the block spells it, which may have another article.
+      # The block's own spelling may have another article.
       wanted.append(best.text)
   found = find_token_spans(
     token_ids, np.array([0, len(token_ids)]), map(words.encode, wanted)
@@ -561,7 +577,7 @@ def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
   for start, width in zip(
     found.start.tolist(), found.width.tolist(), strict=True
   ):
-    # A part of a word is no answer.
+    # Part of a word does not count as the answer.
     if not (is_inside[start] or is_inside[start + width]):
       first, _ = block.byte_ranges[start]
       _, limit = block.byte_ranges[start + width - 1]
@@ -570,7 +586,7 @@ def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
 
 
 def _segments(body: bytes, marks: np.ndarray) -> list[dict[str, str]]:
-  """Returns a text in pieces of one mark each, which joined are all of it."""
+  """Splits a text into segments, each with a single mark."""
   changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
   bounds = [0, *changes.tolist(), len(marks)]
   return [

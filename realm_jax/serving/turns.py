@@ -1,4 +1,4 @@
-"""Turns: requests that wait, and those that are computed together."""
+"""Queues requests, and computes requests of the same kind together."""
 
 import asyncio
 import dataclasses
@@ -11,13 +11,13 @@ from typing import Any
 import anyio.to_thread
 from starlette.exceptions import HTTPException
 
-# Blocks that one turn retrieves for requests that wait together.
+# Limit of the blocks that one turn retrieves for several requests.
 _BLOCKS_PER_TURN = 1 << 15
 _RETRY_SECONDS = 2
 
-# From all texts, or what was sent for them, to a result for each.
+# Function from texts, or whatever was sent in their place, to their results.
 OfTexts = Callable[[Sequence[Any]], Iterable[Any]]
-# Whether the client of a request has gone.
+# Function that returns whether a request's client has disconnected.
 IsGone = Callable[[], Awaitable[bool]]
 
 
@@ -25,8 +25,8 @@ IsGone = Callable[[], Awaitable[bool]]
 class _Waiting:
   """A request that waits for its turn.
 
-  Requests with an equal `key` may share a turn: `function` is then called once,
-  with the texts of all. `cost` counts the blocks that it retrieves.
+  Requests with equal keys may share a turn: `function` is then called once,
+  with the texts of all. `cost` is the number of blocks to retrieve.
   """
 
   key: Hashable
@@ -41,10 +41,11 @@ class Turns:
   """Computes requests in a thread, one turn after the other.
 
   Args:
-    max_waiting: Requests that may wait, besides those that are computed.
+    max_waiting: Number of requests that may wait, besides those in the current
+      turn.
 
   Attributes:
-    is_computing: Whether a thread computes an answer.
+    is_computing: Whether a thread is computing an answer.
   """
 
   def __init__(self, max_waiting: int):
@@ -54,7 +55,7 @@ class Turns:
     self._worker: asyncio.Task[None] | None = None
 
   def __len__(self) -> int:
-    """Returns how many requests wait."""
+    """Returns the number of waiting requests."""
     return len(self._waiting)
 
   def cancel(self) -> None:
@@ -63,7 +64,7 @@ class Turns:
       self._worker.cancel()
 
   async def alone(self, function: Callable[[], Any], is_gone: IsGone) -> bytes:
-    """Returns the result of a function as JSON, once its turn has come."""
+    """Returns the result of a function as JSON, in a turn of its own."""
     (result,) = await self.compute(
       lambda _: [function()], [""], object(), is_gone=is_gone
     )
@@ -78,12 +79,13 @@ class Turns:
     *,
     is_gone: IsGone,
   ) -> list[bytes]:
-    """Returns a function's results for texts as JSON, once their turn comes.
+    """Returns a function's results for texts as JSON.
 
-    A turn computes requests that wait under the same key, up to a cost.
+    A turn computes waiting requests with the same key, up to a total cost.
 
     Raises:
-      HTTPException: Too many requests wait, or the client has gone meanwhile.
+      HTTPException: Too many requests are waiting, or the client has
+        disconnected.
     """
     if len(self) >= self._max_waiting:
       raise HTTPException(
@@ -98,20 +100,20 @@ class Turns:
     return await result
 
   async def _work(self) -> None:
-    """Computes what waits, in turns, until nothing does."""
+    """Computes waiting requests in turns, until there are none."""
     while self._waiting:
       for request in [*self._waiting]:
         if await request.is_gone():
           self._waiting.remove(request)
           if not request.result.done():
-            # Nobody reads it; logs know the code of nginx.
+            # For logs only, with the status code that nginx uses.
             request.result.set_exception(HTTPException(499, "gone"))
       if not (turn := self._next()):
         continue
       texts = [text for request in turn for text in request.texts]
       call = functools.partial(self._rendered, turn[0].function, texts)
       try:
-        # The end of the server does not wait for what is computed.
+        # A server that ends does not wait for the current turn.
         found = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
       except Exception as error:
         for request in turn:
@@ -121,12 +123,12 @@ class Turns:
       results = iter(found)
       for request in turn:
         own = [*itertools.islice(results, len(request.texts))]
-        # A client may have gone.
+        # The client may have disconnected.
         if not request.result.done():
           request.result.set_result(own)
 
   def _next(self) -> list[_Waiting]:
-    """Takes the requests of the next turn from those that wait."""
+    """Removes and returns the waiting requests of the next turn."""
     cost, turn = 0, list[_Waiting]()
     for request in self._waiting:
       fits = not turn or (
@@ -139,14 +141,14 @@ class Turns:
     return turn
 
   def _rendered(self, function: OfTexts, texts: Sequence[Any]) -> list[bytes]:
-    """Returns results as JSON; it runs in a thread."""
+    """Returns results as JSON; called in a thread."""
     self.is_computing = True
     try:
       rendered = (
         json.dumps(one, ensure_ascii=False, allow_nan=False)
         for one in function(texts)
       )
-      # A wrong text that is told again may have half of a surrogate pair.
+      # An invalid text in a result may have half of a surrogate pair.
       return [one.encode(errors="backslashreplace") for one in rendered]
     finally:
       self.is_computing = False

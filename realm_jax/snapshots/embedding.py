@@ -145,8 +145,8 @@ def choose_lengths(
 ) -> tuple[int, ...]:
   """Chooses the batch lengths, in rising order, that leave little padding.
 
-  Each length is compiled, so there are only as many as needed for a padding
-  ratio of `_MAX_PADDING`; each further length is the one that saves most. They
+  Each length is compiled, so lengths are only added until the padding ratio is
+  at most `_MAX_PADDING`; each added length is the one that saves most. Lengths
   are multiples of `multiple`, or `longest`. Longer rows are truncated.
   """
   useful = int(np.minimum(lengths, longest).sum())

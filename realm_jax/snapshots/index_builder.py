@@ -84,7 +84,7 @@ class IndexBuilderConfig:
     once: Whether to return after one snapshot. It is the newest checkpoint's,
       unless the snapshot that this checkpoint uses is gone: then it is that.
     checkpoint_step: The only checkpoint to build from; implies `once`.
-    keep_snapshots: Number of newest snapshots to keep, in addition to those
+    keep_snapshots: Number of newest snapshots to keep, in addition to snapshots
       that checkpoints need.
     poll_seconds: Polling interval for checkpoints; None is 1 s on a disk, and
       10 s in a bucket, where each poll is a request.
@@ -482,9 +482,8 @@ def index_of_run(
 ) -> IndexConfig:
   """Returns the settings of a run's index.
 
-  The kind is that of the newest snapshot, or else the one that the run needs.
-  If the kind is not among the arguments, the settings are the newest
-  snapshot's.
+  The kind is the newest snapshot's, or else the one that the run needs. If the
+  kind is not among the arguments, the settings are the newest snapshot's.
 
   Raises:
     IndexLoadError: The newest snapshot has an index of no known kind.

@@ -58,8 +58,8 @@ _MAX_KILLS = 2
 # kills the process.
 _KILLS = "kills"
 _STEP = re.compile(r"[0-9]{8,}")
-# Files of a removed snapshot stay this long for readers on other hosts, for at
-# most so many snapshots.
+# Files of removed snapshots stay this long, for readers on other hosts; and the
+# largest number of such snapshots.
 _REMOVAL_SECONDS = 86_400.0
 _MAX_REMOVED = 3
 
@@ -197,9 +197,10 @@ class SnapshotStore:
   def remove_damaged(self, *, marked: bool = False) -> list[int]:
     """Removes snapshots whose files differ from their manifest.
 
-    Reads all bytes of all snapshots or, with `marked`, of snapshots that were
-    reported as damaged, including those that kill their readers.
-    Imported ones, which cannot be built again, stay. Returns the removed steps.
+    Reads all bytes of all snapshots. With `marked`, it only reads snapshots
+    that were reported as damaged or as killing their readers. Imported
+    snapshots stay, because they cannot be built again. Returns the removed
+    steps.
     """
     removed = []
     for step in self._all_steps():

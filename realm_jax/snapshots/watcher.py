@@ -37,8 +37,8 @@ class SnapshotWatcher:
   Args:
     load: Function that loads the snapshot of a step. It raises a SnapshotError
       if the snapshot cannot be used, which is logged once.
-    follow: Snapshot to load without a request: the `newest`; the `next` after
-      the one in use, for a run that skips none; or `none`.
+    follow: Snapshot to load without a request: the `newest`, the `next` after
+      the one in use (for a run that skips none), or `none`.
     every: Distance in steps of the snapshots that are followed; others are
       loaded only on request.
     process: Index of this process, for the record of its trials.

@@ -189,7 +189,7 @@ class _Lease:
     self._taken_by = found["holder"]
 
   def _read(self) -> tuple[Mapping[str, Any], str]:
-    """Returns the lease, empty if there is none, and its generation."""
+    """Returns the lease, which may be empty, and its generation."""
     content, generation = self._client.read_generation(self._name)
     if generation == "0":
       return {}, generation

@@ -1,1 +1,4 @@
-"""t5x as another engine. `make t5x` adds it: it is in no package registry."""
+"""t5x as an alternative engine, which `make t5x` installs.
+
+No package registry has t5x.
+"""

@@ -1,12 +1,12 @@
-"""The parts of t5x's loop, over a run of ours.
+"""Components with which t5x's loop runs our training.
 
-t5x counts the steps, and writes summaries of them. Each step is the next one of
-a run of ours (`training.loop.iterate`), which reads, searches, computes and
-saves as in `realm_jax.train`. So builder, evaluation and our own loop read what
-a run of t5x has written.
+t5x counts the steps and writes their summaries. Each step is the next step of
+our own run (`training.loop.iterate`), which reads, searches, computes and saves
+as in `realm_jax.train`. So the builder, the evaluation and our own loop can
+read what a run with t5x has written.
 
-t5x makes its partitioner, model, infeed, initial state and trainer one by one.
-Each of ours takes the same `EngineRun`, which a gin file makes once
+t5x creates its partitioner, model, infeed, initial state and trainer one by
+one. Our versions share an `EngineRun`, which a gin file creates once
 (`gin.singleton`).
 """
 
@@ -35,19 +35,19 @@ from realm_jax.training.trainer import open_run
 
 
 class EngineRun(app.ExceptionHandler):
-  """A run that is opened as `realm_jax.train` opens it.
+  """A run, opened as in `realm_jax.train`.
 
-  It raises what `training.trainer.train` does. It is closed when t5x closes its
-  trainer, or where t5x ends in an error, before Python shuts down its threads:
-  so that error is the only one that is printed. Its configuration is what t5x
-  has had gin parse.
+  Its configuration is what t5x parsed with gin. It raises the same errors as
+  `training.trainer.train`. It is closed when t5x closes its trainer. If t5x
+  fails, it is closed before Python shuts down threads, so no further error is
+  printed.
 
   Attributes:
     state: State before the first step.
     steps: Iterator over the steps (`training.loop.iterate`).
   """
 
-  # t5x takes these from its model for an infeed and a state of its own.
+  # t5x reads these from a model to create its own infeed and state.
   FEATURE_CONVERTER_CLS = optimizer_def = get_initial_variables = None
 
   def __init__(self) -> None:
@@ -62,17 +62,17 @@ class EngineRun(app.ExceptionHandler):
       self.steps = loop.iterate(self.state, run, num_steps=config.num_steps)
 
   def handle(self, exc: Exception) -> None:
-    """Closes the run after an error of t5x's loop."""
+    """Closes the run after an error in t5x's loop."""
     del exc
     self.close()
 
   def close(self) -> None:
-    """Closes what the run has opened."""
+    """Closes the run."""
     self._closing.close()
 
 
 class RunPartitioner(partitioning.BasePjitPartitioner):
-  """The division of arrays over the devices that the run has chosen."""
+  """The run's own partitioning of arrays over devices."""
 
   def __init__(self, run: EngineRun):
     super().__init__(num_partitions=1)
@@ -81,15 +81,15 @@ class RunPartitioner(partitioning.BasePjitPartitioner):
     self._data_axis = BATCH_AXES
 
   def get_mesh_axes(self, train_state: InferenceState) -> InferenceState:
-    """Returns the partitions of abstract parameters, as t5x logs them."""
+    """Returns the partitions of abstract parameters, which t5x logs."""
     return jax.tree.map(lambda leaf: leaf.sharding.spec, train_state)
 
 
 class RunInfeed(DatasetIterator):
-  """Batches without arrays: the step takes those that the run prepares.
+  """Yields empty batches, because each step uses the batch of the run.
 
   A run reads, embeds and searches ahead of the steps, with current parameters,
-  which an infeed of t5x's does not see. t5x's arguments have no effect.
+  which t5x does not pass to an infeed. t5x's arguments have no effect.
   """
 
   element_spec: Mapping[str, Any] = {}
@@ -102,7 +102,7 @@ class RunInfeed(DatasetIterator):
 
 
 class RunInitializer:
-  """Hands t5x the state of the run's last checkpoint, or of a new run.
+  """Returns the state of the run's last checkpoint, or a new state, to t5x.
 
   t5x's arguments have no effect.
   """
@@ -112,22 +112,22 @@ class RunInitializer:
   def __init__(self, *, run: EngineRun, **given: Any):
     del given
     self._state = run.state
-    # What t5x logs.
+    # t5x logs this.
     self.global_train_state_shape = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       InferenceState(run.state.step, run.state.params),
     )
 
   def from_scratch(self, init_rng: jax.Array) -> TrainState:
-    """Returns the state, every array on its own devices."""
+    """Returns the state, with every array on its devices."""
     del init_rng
     return self._state
 
 
 class RunTrainer(trainer.BaseTrainer):
-  """t5x's trainer, whose step is the next one of the run.
+  """A trainer for t5x, whose steps are the run's.
 
-  That step saves checkpoints, and checks the loss, as `realm_jax.train` does.
+  Like `realm_jax.train`, they save checkpoints and check the loss.
   """
 
   def __init__(self, *, run: EngineRun, **given: Any):
@@ -135,12 +135,12 @@ class RunTrainer(trainer.BaseTrainer):
     self._run = run
 
   def compile_train(self, batch: Mapping[str, Any]) -> None:
-    """Does nothing: the run has compiled its steps."""
+    """Does nothing, because the run has compiled its steps."""
 
   def _partitioned_train_step(
     self, state: TrainState, batch: Mapping[str, Any]
   ) -> tuple[TrainState, dict[str, metrics.Average]]:
-    """Runs a step. Once the run was preempted and has saved, it exits."""
+    """Runs a step; exits if the run was preempted and has saved."""
     del batch, state
     for state, found in self._run.steps:
       # The type checker does not see the fields of flax's dataclasses.
@@ -158,6 +158,6 @@ class RunTrainer(trainer.BaseTrainer):
     )
 
   def close(self) -> None:
-    """Also closes the run."""
+    """Closes the trainer and the run."""
     super().close()
     self._run.close()

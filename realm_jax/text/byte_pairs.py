@@ -54,7 +54,7 @@ class BytePairVocabulary(BertVocabulary):
     texts = self._encoder.decode_batch(
       ours[:, None].tolist(), skip_special_tokens=False
     )
-    # A piece after an opening bracket counts as one that continues a word.
+    # A piece after an opening bracket also counts as continuing a word.
     continues = [
       raw[:1] not in ("", _SPACE) and (text[:1].isalnum() or "\ufffd" in text)
       for raw, text in zip(self._raw, texts, strict=True)

@@ -31,7 +31,7 @@ ChooseMasks: TypeAlias = Callable[..., MaskedSentence]
 def _item(
   ranges: Int[tf.Tensor, "n 2"], index: Int[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
-  """Returns one of the ranges; [0, 0) if there are none."""
+  """Returns one of the ranges, or [0, 0) without any ranges."""
   return tf.pad(ranges, [[0, 1], [0, 0]])[index]
 
 

@@ -1,21 +1,21 @@
 """Normalization of text before it is split into wordpieces.
 
-Models differ in what they make of capitals, accents and compatibility
-characters, and a model reads only the pieces that it was trained with:
+Models treat capitals, accents and compatibility characters differently, and a
+model knows only the pieces that it was trained with:
 
 | normalizer | capitals and accents | ß ½ ﬁ ς | models |
 | --- | --- | --- | --- |
-| `bert` | each as `Normalization` says | as they are | BERT, Hugging Face |
+| `bert` | as `Normalization` says | unchanged | BERT, Hugging Face |
 | `tensorflow_text` | removed by NFKC case folding | ss 1⁄2 fi σ | ORQA, REALM |
 
-Every normalizer maps one character at a time. So a table of Unicode holds all
-of it, and gives the place in the original text of each normalized character.
-(Marks and punctuation that are newer than Unicode 8 are read by their present
-properties. Hugging Face's tokenizers know an older Unicode.)
+Every normalizer maps one character at a time, so it is stored as a table over
+Unicode. The table also locates each normalized character in the original text.
+(Marks and punctuation newer than Unicode 8 are classified by their current
+properties. Hugging Face's tokenizers use an older version of Unicode.)
 
-`tensorflow_text` does what TensorFlow Text 2.20 does, which knows much of
-Unicode 16. Python 3.11 to 3.13 know 14 to 15.1. `_NEWER` has the characters in
-between, so that every Python gives the same tokens.
+`tensorflow_text` matches TensorFlow Text 2.20, which supports much of Unicode
+16, while Python 3.11 to 3.13 support 14 to 15.1. `_NEWER` has the characters in
+between, so the tokens do not depend on the version of Python.
 """
 
 import dataclasses
@@ -34,17 +34,17 @@ from jaxtyping import Int, UInt8
 from realm_jax.errors import RealmError
 from realm_jax.settings import require_valid
 
-# Control and format characters and private use, which BERT ignores.
+# Control, format and private-use characters, which BERT ignores.
 _IGNORED = regex.compile(
   "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
 )
-# Marks that can be seen, such as accents.
+# Visible marks, such as accents.
 _DRAWN_MARK = regex.compile(r"(?!\p{DI})\p{M}")
-# What nobody sees, and NFKC case folding removes.
+# Invisible characters, which NFKC case folding removes.
 _UNSEEN = regex.compile(r"\p{DI}")
 _UTF32 = "utf-32-le"
-# All characters except ideographs and private planes, and those among them that
-# may change: asking a normalizer about every character takes a second.
+# All characters except ideographs and private planes, and a pattern for those
+# that may change, because normalizing every character takes a second.
 _RANGES = (
   (0, 0x3400),
   (0xA000, 0xD800),
@@ -55,19 +55,19 @@ _RANGES = (
 _CHANGEABLE = regex.compile(
   r"[\p{M}\p{Z}\p{Cc}\p{Cf}\p{Co}\p{DI}\p{NFKD_QC=No}\p{CWCF}\p{CWL}\ufffd]"
 )
-# What characters are to words: a part, an end, or a whole one.
+# Roles of characters: part of a word, end of a word, or a word by itself.
 _LETTER, _SPACE, _WORD = range(3)
 _WHITE = regex.compile(r"\p{White_Space}")
-# Characters that are words of their own: punctuation and, in ASCII, symbols. Of
-# Unicode 17, TensorFlow Text knows no punctuation.
+# Characters that are words by themselves: punctuation and, in ASCII, symbols.
+# TensorFlow Text does not know the punctuation of Unicode 17.
 _ALONE = regex.compile(r"(?![\u2e60-\u2e63\U00010ed0])[\p{P}!-/:-@\[-`{-~]")
-# So are BERT's "Chinese characters".
+# BERT's "Chinese characters", which are also words by themselves.
 _IDEOGRAPHS = (
   *((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00)),
   *((0x20000, 0x2A6E0), (0x2A700, 0x2CEB0), (0x2F800, 0x2FA20)),
 )
-# What `tensorflow_text` makes of characters that are newer than Unicode 14,
-# from each code point on.
+# Results of `tensorflow_text` for runs of characters newer than Unicode 14, by
+# the first code point of each run.
 _NEWER: Mapping[int, Sequence[str]] = {
   0xECE: [""],
   0x1C89: "\u1c8a",
@@ -112,10 +112,10 @@ Normalizer = Literal["bert", "tensorflow_text"]
 
 @dataclasses.dataclass(frozen=True)
 class Normalization:
-  """What is done to text before it is split, as `vocab.json` holds it.
+  """How text is normalized before it is split, as stored in `vocab.json`.
 
   Attributes:
-    normalizer: `bert` or `tensorflow_text`, which knows only lower case without
+    normalizer: `bert` or `tensorflow_text`, which always lowercases and removes
       accents.
     lowercase: Whether letters become lower case.
     strip_accents: Whether accents are removed.
@@ -136,28 +136,28 @@ class Normalization:
 
   @property
   def cased(self) -> bool:
-    """Whether text keeps its capitals."""
+    """Whether capitals are kept."""
     return not self.lowercase
 
   @classmethod
   def of(
     cls, *, cased: bool, normalizer: Normalizer = "tensorflow_text"
   ) -> "Normalization":
-    """Returns BERT's for cased text, and a normalizer's usual one otherwise."""
+    """Returns BERT's for cased text, and the normalizer's default otherwise."""
     return cls("bert", False, False) if cased else cls(normalizer)
 
 
 class NormalizedTexts(NamedTuple):
-  """Normalized texts end to end, and where their characters come from.
+  """Concatenated normalized texts, and the origin of each character.
 
   Attributes:
-    codes: Code points of all normalized texts; those of text i are
+    codes: Code points of all normalized texts; text i is
       `codes[bounds[i] : bounds[i + 1]]`.
-    bounds: Where each text begins, and where the last one ends.
-    starts, limits: For each code point, the bytes of all original texts, end to
-      end in UTF-8, that became it. They include accents that were removed, and
-      neither begin nor end with characters that nobody sees.
-    text_starts: For each text, the byte at which the original one begins.
+    bounds: Start of each text in `codes`, and the end of the last one.
+    starts, limits: Byte range of each code point in the original texts, which
+      are concatenated in UTF-8. The range includes accents that were removed,
+      and neither begins nor ends with invisible characters.
+    text_starts: Byte at which each original text begins.
   """
 
   codes: Int[np.ndarray, " c"]
@@ -169,7 +169,7 @@ class NormalizedTexts(NamedTuple):
   def words(
     self,
   ) -> tuple[list[str], Int[np.ndarray, " w"], Int[np.ndarray, " w"]]:
-    """Returns the words, with the first code points of each and their limits.
+    """Returns the words, with the start and limit of each in `codes`.
 
     Words end at white space, punctuation, ideographs and the ends of texts.
     """
@@ -184,13 +184,13 @@ class NormalizedTexts(NamedTuple):
 
 
 class CharacterTable:
-  """A normalizer as a table of Unicode."""
+  """A normalizer, as a table over Unicode."""
 
   def __init__(self, normalization: Normalization):
     changes = _changes(normalization)
     lengths = [len(text) for text in changes.values()]
-    # How many characters each one becomes: one, if nothing else is said. That
-    # one, or the place of several among `_values`.
+    # Number of characters that each character becomes, by default 1; and the
+    # character itself, or the position in `_values` if it becomes several.
     self._sizes = np.ones(sys.maxunicode + 1, np.int32)
     self._first = np.arange(sys.maxunicode + 1, dtype=np.int32)
     self._values = _codes("".join(changes.values()))
@@ -219,8 +219,8 @@ class CharacterTable:
       last_kept = np.maximum.accumulate(kept)[marks]
       text = np.searchsorted(bounds, marks, side="right") - 1
       is_own = last_kept >= bounds[text]
-      # A character ends after the removed marks that follow it. They are in
-      # order, so that the last one decides.
+      # A character's range includes the removed marks after it. They are in
+      # order, so the last assignment wins.
       limits = limits.copy()
       limits[last_kept[is_own]] = limits[marks[is_own]]
       ends = np.append(0, np.cumsum(sizes))
@@ -235,12 +235,12 @@ class CharacterTable:
 
 @functools.cache
 def character_table(normalization: Normalization) -> CharacterTable:
-  """Returns the table of a normalization, which takes a while to make."""
+  """Returns the table of a normalization, cached because it is slow to make."""
   return CharacterTable(normalization)
 
 
 def _changes(normalization: Normalization) -> dict[int, str]:
-  """Returns what each character becomes that does not stay the same."""
+  """Returns the replacement of each character that changes."""
   characters = _CHANGEABLE.findall(_characters())
   is_bert = normalization.normalizer == "bert"
   changes = {
@@ -248,7 +248,7 @@ def _changes(normalization: Normalization) -> dict[int, str]:
     for c in characters
   }
   if is_bert:
-    # Two planes are for private use alone.
+    # The last two planes are for private use.
     changes |= dict.fromkeys(range(0xF0000, sys.maxunicode + 1), "")
   else:
     for first, texts in _NEWER.items():
@@ -257,14 +257,14 @@ def _changes(normalization: Normalization) -> dict[int, str]:
 
 
 def _as_tensorflow_text(character: str) -> str:
-  """Returns what TensorFlow Text's `FastBertNormalizer` makes of a character.
+  """Normalizes a character like TensorFlow Text's `FastBertNormalizer`.
 
-  It folds case by NFKC, decomposes by NFD, and removes accents.
+  That folds case by NFKC, decomposes by NFD, and removes accents.
   """
   text = character
   for _ in range(2):
     text = _UNSEEN.sub("", unicodedata.normalize("NFKC", text).casefold())
-  # The white space of Ogham stays: in some fonts it is drawn.
+  # Ogham's space mark stays, because some fonts draw it.
   is_blank = unicodedata.category(character) in ("Cc", "Cf", "Zs")
   if is_blank and text not in ("", "\u1680"):
     return " "
@@ -273,7 +273,7 @@ def _as_tensorflow_text(character: str) -> str:
 
 
 def _as_bert(character: str, normalization: Normalization) -> str:
-  """Returns what BERT's tokenizer makes of a character."""
+  """Normalizes a character like BERT's tokenizer."""
   if _IGNORED.match(character):
     return ""
   if character.isspace():
@@ -288,7 +288,7 @@ def _as_bert(character: str, normalization: Normalization) -> str:
 
 @functools.cache
 def _kinds() -> UInt8[np.ndarray, " u"]:
-  """Returns what each character is to a word: see `NormalizedTexts.words`."""
+  """Returns each character's role in words; see `NormalizedTexts.words`."""
   kinds = np.full(sys.maxunicode + 1, _LETTER, np.uint8)
   for pattern, kind in ((_WHITE, _SPACE), (_ALONE, _WORD)):
     kinds[[ord(c) for c in pattern.findall(_characters())]] = kind
@@ -309,7 +309,7 @@ def _codes(text: str) -> Int[np.ndarray, " c"]:
 
 
 def byte_positions(text: str) -> Int[np.ndarray, " bounds"]:
-  """Returns the UTF-8 byte of each character's start, and the total length."""
+  """Returns the byte offset of each character, and the length in bytes."""
   encoded = np.frombuffer(text.encode("utf-8"), np.uint8)
   starts = np.flatnonzero((encoded & 0xC0) != 0x80)
   return np.append(starts, len(encoded))

@@ -97,7 +97,8 @@ class SentencePieceVocabulary:
 def read_sentencepieces(path: epath.PathLike) -> SentencePieceVocabulary:
   """Reads a model file, or the `spiece.model` of a directory.
 
-  Raises `VocabularyError` if there is none, or it cannot be used.
+  Raises:
+    VocabularyError: The file is missing, or cannot be used.
   """
   file = epath.Path(path)
   file = file / MODEL_FILE if file.is_dir() else file

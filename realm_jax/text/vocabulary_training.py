@@ -16,15 +16,15 @@ from realm_jax.text.normalization import Normalization, character_table
 from realm_jax.text.vocabulary import SPECIAL_PIECES, VocabularyError
 from realm_jax.text.wordpieces import CONTINUATION, LONGEST_WORD
 
-# Texts in one call of the tokenizer while counting words: enough to hide its
+# Texts that are normalized in one call while counting words: enough to hide its
 # fixed cost, and few enough to need little memory.
 _TEXTS_PER_CALL = 512
-# Characters of a word that is cut before pieces are learned from it, and the
-# number of such words.
+# Length beyond which words are cut before pieces are learned from them, and the
+# largest number of such words.
 _LONG_TO_LEARN = 24
 _MOST_LONG_WORDS = 20_000
-# Different words that are counted, before the rarest are dropped; and parts of
-# the commonest words that pieces are learned from, which take 100 bytes each.
+# Number of distinct words that are counted before the rarest are dropped, and
+# number of substrings of words to learn from, which take 100 bytes each.
 _MOST_WORDS = 4_000_000
 _MOST_PARTS = 8_000_000
 
@@ -34,15 +34,23 @@ def train_vocabulary(
 ) -> list[str]:
   """Learns wordpieces from texts.
 
-  ASCII's characters are always pieces, and so are the commonest of the others,
-  in up to half of the slots that are left. The learner keeps every piece that
-  occurs at least `threshold` times beyond its occurrences in longer pieces that
-  were kept, so every *word* that occurs `threshold` times is one piece, and so
-  is every ideograph. This takes the lowest threshold whose vocabulary fits in
-  `size`, and fills it with the characters that are left and then with pieces of
-  the next lower one; if all words fit, each is one piece. The texts are read
-  once, and only counts of up to four million words are in memory. `cased`
-  pieces keep capitals and accents.
+  The characters of ASCII are always pieces. The most frequent other characters
+  get up to half of the remaining slots.
+
+  The learner keeps every piece that occurs at least `threshold` times, not
+  counting its occurrences in longer pieces that it keeps. So every *word* with
+  `threshold` occurrences is one piece, and so is every such ideograph. This
+  function chooses the lowest threshold whose vocabulary fits in `size`. It
+  fills the remaining slots with the remaining characters, and then with pieces
+  of the next lower threshold. If all words fit, each is one piece.
+
+  The texts are read once, and only the counts of up to four million words are
+  in memory.
+
+  Args:
+    texts: Texts to learn from.
+    size: Number of pieces.
+    cased: Whether pieces keep capitals and accents.
 
   Raises:
     VocabularyError: The texts have no words, or `size` is too small.
@@ -50,8 +58,8 @@ def train_vocabulary(
   words = _count_words(texts, cased=cased)
   if not words:
     raise VocabularyError("the texts hold no words to learn wordpieces from")
-  # With ASCII's, as BERT's have them, questions and other texts than those that
-  # a vocabulary was trained on can be written in pieces.
+  # With all of ASCII, as in BERT's vocabularies, the pieces can also spell
+  # questions and other texts that the vocabulary was not trained on.
   letters = string.ascii_letters if cased else string.ascii_lowercase
   reserved = [*SPECIAL_PIECES, *string.punctuation]
   for character in string.digits + letters:
@@ -65,7 +73,7 @@ def train_vocabulary(
   for word, count in words.items():
     for character in word:
       characters[character] += count
-  # The others, such as ideographs and punctuation, are always whole words.
+  # Other characters, such as ideographs and punctuation, are words themselves.
   in_words = {c for word in words if len(word) > 1 for c in word}
   commonest = sorted(characters, key=lambda c: (-characters[c], c))
   forms = [
@@ -78,7 +86,7 @@ def train_vocabulary(
   kept = [form for form, n in zip(forms, sizes, strict=True) if n <= half]
   learnable = _learnable(words, {*reserved, *(form[0] for form in kept)})
   alone = [c for c in commonest if c not in in_words]
-  # At this threshold the words alone are too many.
+  # At this threshold, the words alone are more than the free slots.
   num_free = size - len(reserved) - sum(map(len, kept))
   counts = [count for _, count in learnable.most_common()]
   too_low = counts[num_free] if num_free < len(counts) else 0
@@ -86,7 +94,7 @@ def train_vocabulary(
   @functools.cache
   def learned(threshold: int) -> list[str]:
     pieces = [*reserved, *itertools.chain(*kept)]
-    # The learner fails where it has nothing to learn.
+    # The learner fails if there is nothing to learn.
     if learnable:
       pieces = learner.learn(
         learnable,
@@ -120,7 +128,7 @@ def train_vocabulary(
 def _count_words(
   texts: Iterable[str], *, cased: bool
 ) -> collections.Counter[str]:
-  """Counts normalized words, split as the tokenizer splits them."""
+  """Counts normalized words, split like the tokenizer's."""
   table = character_table(Normalization.of(cased=cased))
   counts = collections.Counter[str]()
   remaining = iter(texts)
@@ -139,11 +147,12 @@ def _count_words(
 def _learnable(
   words: collections.Counter[str], characters: set[str]
 ) -> collections.Counter[str]:
-  """Returns the words of these characters that pieces are learned from.
+  """Returns the words that pieces are learned from, with their counts.
 
-  Texts without spaces have few words twice, and the learner takes minutes and
-  gigabytes for long ones: these are cut, and sampled if they are many. Of very
-  many words, the rarest are left out.
+  Only words that consist of these characters are included. In texts without
+  spaces, few words occur twice, and long ones would cost the learner minutes
+  and gigabytes. So long words are cut, and sampled if there are too many. If
+  there are too many words altogether, the rarest are left out.
   """
   spelled = [w for w in words if len(w) > 1 and characters.issuperset(w)]
   learnable = collections.Counter(

@@ -45,8 +45,8 @@ class Prepared:
 
   Attributes:
     searched: Vectors and blocks to search, if the step does its own retrieval.
-    agreed: Newer snapshot that every process has loaded by now, if there is
-      one; a later step may search it.
+    agreed: Newer snapshot that every process has loaded by now, if any; a later
+      step may search it.
   """
 
   batch: StepBatch

@@ -1,9 +1,9 @@
 """Chooses the bin counts for which a step is compiled.
 
-They are chosen before the first step: the count that suffices for half of the
-batches, if it is much smaller than what most batches need, as for small
-batches; the count that suffices for most; and larger ones in a geometric
-series. Batches beyond these use one bin for each sequence.
+They are chosen before the first step. One count suffices for most batches.
+Another one suffices for half of the batches, if it is much smaller, as it is
+for small batches. Larger counts form a geometric series. Batches that exceed
+these use one bin for each sequence.
 """
 
 import functools

@@ -50,11 +50,11 @@ _FORMAT = 5
 _NO_ID = -1
 # Components that have another name in the checkpoint from which a run starts.
 _STORED_AS = {START_RETRIEVER: "retriever"}
-# Values that a run must share with the checkpoint that it continues from:
-# `_SETTINGS`; SHA-256 digests of its `vocabulary` and, for a reader with a
-# view, of its `reader_vocabulary`; `corpus_version` and `corpus_fingerprint` of
-# its examples; and `searched_blocks`, the number of blocks at its start in the
-# corpus that it searches. Digests are hexadecimal.
+# Values that a run must share with the checkpoint that it continues from. They
+# are `_SETTINGS`, hexadecimal SHA-256 digests of its `vocabulary` and, for a
+# reader with a view, of its `reader_vocabulary`, the `corpus_version` and
+# `corpus_fingerprint` of its examples, and `searched_blocks`, the number of
+# blocks at its start in the corpus that it searches.
 RunIdentity: TypeAlias = dict[str, int | str]
 # Settings that a run must keep, by their names in a checkpoint. A run that does
 # not wait for snapshots records 0 for their distance and lag.
@@ -163,7 +163,7 @@ class LoopState(NamedTuple):
   indexed_corpus: str | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
-    """Returns the state as arrays; those of the global batch are sharded."""
+    """Returns the state as arrays; arrays of the global batch are sharded."""
     rows: LoopItem = {"positions": to_words(self.positions)}
     found = [one.retrieved for one in self.next_steps if one.retrieved]
     if found and found[0].ids.size:
@@ -282,7 +282,7 @@ class Checkpointer:
       store.require_vocabulary(step, digest, name=READER_VOCABULARY)
 
   def _load_initial(self, params: Params) -> Params:
-    """Replaces components by those of the initial checkpoints."""
+    """Replaces components with components of the initial checkpoints."""
     return {
       name: self._load_component(name, fresh) for name, fresh in params.items()
     }

@@ -118,7 +118,7 @@ class IndexSchedule:
 
     Args:
       recorded: Snapshot that a checkpoint recorded for this step, if any.
-      agreed: Later snapshot that every process has loaded, if there is one.
+      agreed: Later snapshot that every process has loaded, if any.
 
     Raises:
       WaitPreemptedError: The run was preempted before the snapshot was

@@ -24,8 +24,8 @@ from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.paths import is_remote
 from realm_jax.training.metric_rows import Records
 
-# Numbers of this process's event files, of which there may be several in a
-# second. Readers order files by name.
+# Numbers of this process's event files. Several files may start in the same
+# second, and readers order files by name.
 _event_files = itertools.count()
 
 

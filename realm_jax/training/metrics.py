@@ -106,7 +106,7 @@ class MetricsLog:
     on_devices: Mapping[str, jax.Array],
     on_host: Mapping[str, float],
   ) -> None:
-    """Adds the metrics after `step` steps, and writes those of an earlier one.
+    """Adds the metrics after `step` steps, and writes an earlier step's.
 
     Raises:
       NonFiniteLossError: The result of the earlier step is not finite.

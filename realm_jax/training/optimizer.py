@@ -35,9 +35,9 @@ class OptimizerConfig:
   Attributes:
     learning_rate: Peak learning rate. Adafactor multiplies it by the root mean
       square of each parameter.
-    optimizer: "bert_adam", Adam without bias correction; "adamw", Adam with
-      bias correction, as torch's AdamW; or "adafactor", as in T5, without
-      momentum.
+    optimizer: "bert_adam" (Adam without bias correction), "adamw" (with bias
+      correction, like torch's AdamW), or "adafactor" (as in T5, without
+      momentum).
     schedule: Learning rate after the warm-up: "linear" falls to zero at
       `num_steps`, "constant" does not fall, and "cosine" falls as in Atlas, by
       a quarter of a cosine, to a tenth.

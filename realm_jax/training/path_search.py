@@ -25,7 +25,7 @@ class _Path(NamedTuple):
     rows: Blocks of the path.
     score: Log probability: the sum of log P(i | h_t) over the steps.
     state: State h_t in which the next step is chosen.
-    others: Blocks that may come next, besides those that the last one links to.
+    others: Blocks that may come next, in addition to links of the last block.
     is_whole: Whether the end was chosen.
   """
 

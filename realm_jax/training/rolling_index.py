@@ -1,4 +1,4 @@
-"""The rolling index of a run, of which each step embeds a slice again.
+"""The rolling index of a run. Each step embeds a slice of it again.
 
 The step does this in `search_in_step`. Here, the run restores or computes the
 initial vectors.

@@ -34,7 +34,7 @@ from realm_jax.training.state import Metrics, TrainState, create_state
 
 
 def train(config: TrainConfig) -> TrainResult:
-  """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
+  """Trains one stage, from the last checkpoint of MODEL_DIR, if any.
 
   Args:
     config: Configuration of the run, which is saved in MODEL_DIR.

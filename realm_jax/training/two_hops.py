@@ -1,13 +1,14 @@
-"""Retrieval in two hops: for a query, and for the query with what it found.
+"""Retrieval in two hops: for a query, and for the query with a found block.
 
-A path is a block z1 and a second one, or the null block where one is enough:
+A path is a block z1 and a second block z2, or the null block if one suffices:
 
     p(z1, z2 | x) = p(z1 | x) p(z2 | z1, x)
 
-Both are softmaxes of f within a beam: over the blocks that were found for x,
-and over those that were found for x read together with z1 (as in MDR, Xiong et
-al. 2020, arXiv 2009.12756) and the null block. Two blocks are one path, in
-whichever order they were found: its probability is the sum of both.
+Both factors are softmaxes of f within a beam. The first is over the blocks that
+a search for x finds. The second is over the null block and the blocks that a
+search for x together with z1 finds, as in MDR (Xiong et al. 2020, arXiv
+2009.12756). The order of two blocks does not matter: the probability of a path
+is the sum over both orders.
 """
 
 import dataclasses
@@ -24,16 +25,17 @@ from realm_jax.models.components import embed_blocks
 from realm_jax.models.retriever import relevance
 from realm_jax.settings import PositiveInt, require_valid
 
-# log p of what cannot be a path: no −∞, whose gradient could be NaN.
+# log p of cells that are not paths. It is finite because gradients of −∞ could
+# be NaN.
 NOT_A_PATH = -1e9
 
 
 class Cells(NamedTuple):
-  """All paths of a query, c = n · (m + 1): each block, before each second one.
+  """All c = n · (m + 1) pairs of a first and a second block of each query.
 
   Attributes:
-    is_path: Whether it is one: a block is not read twice.
-    twin: Place of the path with the same two blocks in the other order, or −1.
+    is_path: Whether a cell is a path, which never has the same block twice.
+    twin: Cell with the same two blocks in the other order, or −1.
   """
 
   is_path: Bool[AnyArray, "b c"]
@@ -42,11 +44,11 @@ class Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TwoHops:
-  """Searches for paths of two blocks.
+  """A search for paths of two blocks.
 
   Attributes:
-    first_beam: Number n of blocks that are found for a query.
-    second_beam: Number m of blocks that are found for it with each of these.
+    first_beam: Number n of blocks to find for a query.
+    second_beam: Number m of blocks to find for the query with each first block.
   """
 
   first_beam: PositiveInt = 8
@@ -57,9 +59,9 @@ class TwoHops:
 
   @property
   def num_found(self) -> int:
-    """Number of blocks that each search has to find.
+    """Number of blocks that each search must find.
 
-    The second one finds the first block again.
+    The second search may find the first block again.
     """
     return max(self.first_beam, self.second_beam + 1)
 
@@ -68,9 +70,9 @@ class TwoHops:
     first: Int[np.ndarray, "b n"],
     second: Int[np.ndarray, "b n k"],
   ) -> Int[np.ndarray, "b n m"]:
-    """Returns the places of the second blocks among those that were found.
+    """Returns the positions of second blocks in the results of the search.
 
-    The first block, if the second search finds it again, comes last.
+    If the second search finds the first block again, it comes last.
     """
     is_first = second == first[..., None]
     order = np.argsort(is_first, axis=-1, kind="stable")
@@ -79,13 +81,14 @@ class TwoHops:
   def cells(
     self, first: Int[np.ndarray, "b n"], second: Int[np.ndarray, "b n m"]
   ) -> Cells:
-    """Returns which paths the rows of blocks make."""
+    """Returns the cells for the rows of first and second blocks."""
     null = np.full((*first.shape, 1), NULL_ROW, second.dtype)
     ends = np.concatenate([null, second], axis=-1)
     is_path = ends != first[..., None]
-    # Whether second j of first i is first k, at [i, j, k].
+    # At [i, j, k]: whether the j-th second block of first block i is first
+    # block k.
     is_same = ends[:, :, :, None] == first[:, None, None, :]
-    # The same, and second l of first k is first i.
+    # At [i, j, k, l]: also whether the l-th second block of k is i.
     is_twin = is_same[..., None] & is_same.transpose(0, 3, 1, 2)[:, :, None]
     is_twin = is_twin.reshape(len(first), -1, is_path[0].size)
     found = is_twin.any(axis=-1) & is_path.reshape(len(first), -1)
@@ -98,12 +101,12 @@ class TwoHops:
     second: Float[AnyArray, "b n e"],
     cells: Cells,
   ) -> Float[AnyArray, "b c"]:
-    """Returns log p of each path, in its order.
+    """Returns log p of each cell, without its twin.
 
     Args:
       first: f(x, z1) of the first blocks.
-      second: f of x and z1 together, with the null block and the second ones.
-      cells: Which of them are paths.
+      second: f of x together with z1, for the null block and the second blocks.
+      cells: Cells of these blocks.
     """
     xp = first.__array_namespace__()
     is_path = xp.asarray(cells.is_path)
@@ -115,11 +118,11 @@ class TwoHops:
   def best(
     self, log_p: Float[AnyArray, "b c"], cells: Cells, k: int
   ) -> Int[AnyArray, "b k"]:
-    """Returns the places of the best k distinct paths."""
+    """Returns the cells of the best k distinct paths."""
     xp = log_p.__array_namespace__()
     twin, own = xp.asarray(cells.twin), xp.arange(log_p.shape[1])[None]
     other = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
-    # Of the two orders the more likely one stands, or the earlier.
+    # Keeps the more likely order of two blocks, or the earlier cell.
     is_behind = (other > log_p) | ((other == log_p) & (twin < own))
     both = distinct_log_p(log_p, own, cells)
     both = xp.where(is_behind & (twin >= 0), NOT_A_PATH, both)
@@ -132,14 +135,14 @@ class TwoHops:
     cells: Cells,
     k: int,
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the places of paths for a step to read, before it has scores.
+    """Returns the cells of paths that a step reads, before it has its scores.
 
-    Half of them are the best first blocks alone, whose score with the null
-    block nobody knows yet. The others are the best of two blocks.
+    Half of them are the best first blocks alone, because their scores with the
+    null block are not known yet. The others are the best paths of two blocks.
 
     Args:
       first, second: Scores of the two searches.
-      cells: Which paths there are.
+      cells: Cells of the blocks.
       k: Number of paths.
     """
     alone = min(k // 2, first.shape[1])
@@ -155,9 +158,9 @@ class TwoHops:
   def search(
     self, run: Any, token_ids: Int32[np.ndarray, "b q"], k: int
   ) -> SearchResult:
-    """Returns the best k paths of each query; see `PathSearch`.
+    """Returns the best k paths of each query, scored by log p.
 
-    The scores are log p of the paths.
+    See `PathSearch`.
     """
     found = run.search_blocks(token_ids, self.first_beam)
     retriever = run.components.hop_retriever
@@ -171,7 +174,7 @@ class TwoHops:
       np.take_along_axis(x.reshape(batch, beam, -1), places, axis=-1)
       for x in (following.rows, following.scores)
     )
-    # Where an index has scores of its own, one block has no second score.
+    # An index with its own scores has none for the null block, so it gets 0.
     of_null = np.zeros((batch, beam, 1), np.float32)
     if not run.snapshot.index.has_own_scores:
       (null,) = run.compute(
@@ -188,7 +191,7 @@ class TwoHops:
     log_p = self.log_p(found.scores, second, cells)
     chosen = np.asarray(self.best(log_p, cells, k))
     best = np.asarray(distinct_log_p(log_p, chosen, cells))
-    # What is left over where there are fewer paths would be read twice.
+    # If there are fewer than k paths, the rest would be read twice.
     number = int((best > NOT_A_PATH / 2).sum(axis=1).min(initial=k))
     best, chosen = best[:, :number], chosen[:, :number]
     ends = np.concatenate([np.full_like(rows[..., :1], NULL_ROW), rows], -1)
@@ -201,7 +204,7 @@ class TwoHops:
 def distinct_log_p(
   log_p: Float[AnyArray, "b c"], places: Int[AnyArray, "#b k"], cells: Cells
 ) -> Float[AnyArray, "b k"]:
-  """Returns log p of the paths at some places, in both orders together."""
+  """Returns log p of the paths in some cells, summed over both orders."""
   xp = log_p.__array_namespace__()
   places = xp.broadcast_to(places, (len(log_p), places.shape[1]))
   twin = xp.take_along_axis(xp.asarray(cells.twin), places, axis=1)
@@ -223,13 +226,13 @@ def hop_scores(
   *,
   score_scale: float,
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n e"]]:
-  """Returns f of both hops, as `TwoHops.log_p` takes them.
+  """Returns f of both hops, as arguments of `TwoHops.log_p`.
 
   Args:
     queries, hop_queries: Vectors of x, and of x with each first block.
-    candidates: Vectors of the null block, the first blocks, and the second ones
-      of each of these.
-    score_scale: The retriever's.
+    candidates: Vectors of the null block, the first blocks, and the second
+      blocks of each first block.
+    score_scale: Scale of the retriever's scores.
   """
   batch, beam, dim = hop_queries.shape
   first = relevance(

@@ -1,9 +1,9 @@
-"""Weights, blocks and vectors of other systems, in and out.
+"""Import and export of weights, blocks and vectors of other systems.
 
-A table (`name_maps.py`) names each module here and there, and is read both
-ways. Any function raises `WeightsError` for a file that cannot be read or does
-not fit, and for a choice of the user that does not fit the file; docstrings say
-what else is raised.
+Tables (`name_maps.py`) pair our names of modules with theirs, and are used in
+both directions. Every function raises `WeightsError` if a file cannot be read
+or does not fit, or if a user's choice does not fit the file; docstrings list
+only other errors.
 """
 
 from realm_jax.errors import RealmError

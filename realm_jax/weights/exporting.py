@@ -77,7 +77,7 @@ def export_weights(
   Args:
     model_dir: Directory of the run.
     retriever: Retriever of the run, without a vocabulary.
-    reader: Reader of the run, without a vocabulary, if there is one.
+    reader: Reader of the run, if any, without a vocabulary.
     output_dir: Directory to make; it appears complete or not at all.
     to: `sentence_transformers` for the retriever, `hf_bert` for a BERT reader,
       or `hf_t5` for a reader that writes.

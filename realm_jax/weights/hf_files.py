@@ -1,4 +1,4 @@
-"""The files of a BERT as Hugging Face's `save_pretrained` writes them."""
+"""Files of a BERT in the form of Hugging Face's `save_pretrained`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from realm_jax.weights import WeightsError
 from realm_jax.weights.name_maps import Table, Tensors
 
 CONFIG = "config.json"
-# Released open QA reads blocks of 288 tokens after 32 of the question.
+# Released open QA reads questions of 32 tokens before blocks of 288.
 _OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
 _ATTENTION_MASK_VALUE = float(np.finfo(np.float32).min)
@@ -45,9 +45,10 @@ SPECIAL_TOKENS: Mapping[str, JsonValue] = {
   "sep_token": vocabulary.SEP,
   "mask_token": vocabulary.MASK,
 }
-# More than any BERT has: what a file says is laid out before it is refused.
+# More than any BERT has. Without this limit, a damaged file could make the
+# import lay out any number of layers.
 _MAX_LAYERS = 1000
-# RoBERTa has one type.
+# RoBERTa has only one token type.
 _FIXED = {"position_embedding_type": "absolute", "type_vocab_size": 2}
 
 
@@ -56,7 +57,8 @@ class JsonFile:
 
   Attributes:
     path: Path of the file.
-    entries: What it holds, a `kind`; nothing if it may be missing and is.
+    entries: Contents, of type `kind`; empty if the file is optional and
+      missing.
   """
 
   def __init__(
@@ -76,7 +78,13 @@ class JsonFile:
       raise WeightsError(f"{path} does not hold what it should, {kind}")
 
   def get(self, key: str, wanted: Any, default: Any = None) -> Any:
-    """Returns an entry, which `wanted` says: a type, or a tuple of values."""
+    """Returns an entry, which must have a type, or be one of several values.
+
+    Args:
+      key: Key of the entry.
+      wanted: Type, or tuple of values.
+      default: Value of a missing entry.
+    """
     value = self.entries.get(key, default)
     if isinstance(wanted, tuple):
       fits, names = value in wanted, " or ".join(map(repr, wanted))
@@ -93,9 +101,9 @@ class JsonFile:
 def read_bert_config(
   file: JsonFile, *, default_activation: str = "gelu"
 ) -> BertConfig:
-  """Reads the configuration of an encoder; what is missing is as in BERT-base.
+  """Reads the configuration of an encoder, with the defaults of BERT-base.
 
-  `default_activation` is the value of a missing `hidden_act`.
+  `default_activation` is the default of `hidden_act`.
   """
   activation = file.get("hidden_act", tuple(ACTIVATIONS), default_activation)
   for key, value in _FIXED.items():
@@ -136,13 +144,13 @@ class Export(NamedTuple):
   """A directory to write.
 
   Attributes:
-    part: Part of the model whose parameters are written, completely or not.
-    table: Names of its modules there.
+    part: Part of the model whose parameters are written, possibly only some.
+    table: Names of its modules in the other system.
     files: Contents of other files by path: texts, or JSON values.
-    folders: Folders to make. Tensors whose names begin with one and a dot have
-      a file of weights in it.
-    notes: Lines for the report: what the directory cannot say.
-    theirs: Makes the encoder's tensors as the other system has them.
+    folders: Folders to create. Tensors whose names start with a folder and a
+      dot are written to a file of weights in that folder.
+    notes: Lines for the report about what the directory cannot express.
+    theirs: Function that converts the encoder's tensors to the other system's.
   """
 
   part: str
@@ -156,7 +164,7 @@ class Export(NamedTuple):
 def class_files(
   bert: BertConfig, architecture: str, normalization: Normalization
 ) -> dict[str, dict[str, JsonValue]]:
-  """Returns the JSON files of a class of BERT, its tokenizer's included."""
+  """Returns the JSON files of a BERT class, including its tokenizer's."""
   names = {ours: theirs for theirs, ours in reversed([*ACTIVATIONS.items()])}
   lowercase, strips = normalization.lowercase, normalization.strip_accents
   return {
@@ -174,7 +182,7 @@ def class_files(
     TOKENIZER_CONFIG: {
       "tokenizer_class": "BertTokenizer",
       "do_lower_case": lowercase,
-      # By default, accents are removed where letters are lower-cased.
+      # By default, accents are removed if letters are lower-cased.
       "strip_accents": None if strips == lowercase else strips,
       "tokenize_chinese_chars": True,
       "model_max_length": bert.max_positions,

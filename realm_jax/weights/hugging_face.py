@@ -236,7 +236,7 @@ def read_cross_encoder(
   if len(by_id) != 1:
     raise WeightsError(
       f"{file.path} has {len(by_id)} labels; want one, the score of a "
-      "cross-encoder, such as those of cross-encoder/ms-marco-MiniLM-L-6-v2"
+      "cross-encoder such as cross-encoder/ms-marco-MiniLM-L-6-v2"
     )
   bert, words = _bert_with_vocabulary(directory)
   module = CrossEncoder(bert, joint_length=min(bert.max_positions, 512))

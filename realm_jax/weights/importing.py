@@ -308,8 +308,7 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
   if one.is_relative_to(other) or other.is_relative_to(one):
     raise WeightsError(
       f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
-      "directory, or one is in the other; each appears whole, so name two side "
-      "by side"
+      "directory, or one is in the other; choose separate directories"
     )
   _require_new("corpus_dir", corpus_dir)
 
@@ -373,14 +372,14 @@ def blocks_of(
       raise WeightsError(
         f"{num_blocks} vectors, and more or fewer records or titles: row "
         f"{number} does not have all; want one of each in the same order: are "
-        "all of one release?"
+        "all files from one release?"
       )
     try:
       text, name = body.decode(), title.decode()
     except UnicodeDecodeError as error:
       raise WeightsError(
         f"record or title {number} is not UTF-8 (byte {error.start} of "
-        f"{len(error.object)}); want texts"
+        f"{len(error.object)}); want texts in UTF-8"
       ) from None
     yield Document(str(number), name, text, is_block=True)
 

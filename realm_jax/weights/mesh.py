@@ -1,9 +1,9 @@
-"""TensorFlow 1 checkpoints of Mesh TensorFlow, such as T5's for closed book.
+"""TensorFlow 1 checkpoints of Mesh TensorFlow, such as T5 for closed-book QA.
 
-model.ckpt-1110000.{index,data-…}, given by its prefix or its folder
+model.ckpt-1110000.{index,data-…}, opened by its prefix or its folder
 
 The models that Roberts et al. (2020) trained further on salient spans were
-published in this form alone.
+published only in this form.
 """
 
 import re
@@ -13,7 +13,7 @@ import numpy as np
 
 from realm_jax.weights.google import locate_checkpoint, open_checkpoint
 
-# What an optimizer keeps: Adafactor's `…_slot_vr`, Adam's moments, the step.
+# Variables of an optimizer: Adafactor's `…_slot_vr`, Adam's moments, the step.
 _UNUSED = re.compile(r"(.*/)?(\w+_slot_\w+|adam_[mv]|global_step)")
 _REPLACED = {
   r"(block|layer)_(\d+)": lambda m: f"{m[1]}/{int(m[2])}",
@@ -25,7 +25,7 @@ _REPLACED = {
 
 
 def read_mesh(path: Path) -> dict[str, np.ndarray]:
-  """Reads the parameters by the names that Hugging Face has for them.
+  """Reads the parameters, with Hugging Face's names for them.
 
   Raises:
     WeightsError: There is no checkpoint, or more than one, or it is damaged.
@@ -39,7 +39,8 @@ def read_mesh(path: Path) -> dict[str, np.ndarray]:
       for pattern, replacement in _REPLACED.items():
         named = re.sub(pattern, replacement, named)
       array = np.asarray(reader.get_tensor(name))
-      # Kernels and biases of positions are transposed; T is nothing to a scale.
+      # Kernels and relative position biases are transposed. For scales, which
+      # have one dimension, this changes nothing.
       array = array if name.endswith("/embedding") else array.T
       tensors[f"{named}/weight".replace("/", ".")] = array
   return tensors

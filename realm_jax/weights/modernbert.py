@@ -1,9 +1,9 @@
-"""ModernBERT in the files of Hugging Face, and what writes either kind of BERT.
+"""ModernBERT in Hugging Face's files, and the export of either kind of BERT.
 
-Theirs has one matrix for queries, keys and values, and one for both halves of
-the gated layer. Tables name the parts, into which an import splits them. Rows
-of the word embeddings are in the order of the file's ids, where padding is not
-the first (`text.byte_pairs`).
+Hugging Face's ModernBERT fuses the matrices of queries, keys and values, and
+those for both halves of the gated layer. An import splits them into parts,
+which have names in tables. The word embeddings are in the order of the file's
+ids, in which padding is not the first (`text.byte_pairs`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,10 +88,10 @@ def open_encoder(
   Args:
     folder: Folder with config.json, the weights and tokenizer.json.
     around: Modules after the encoder, such as a projection.
-    fields: Fields of the retriever that other files say.
+    fields: Fields of the retriever that other files determine.
 
   Raises:
-    WeightsError: It is another model.
+    WeightsError: The folder has another model.
     VocabularyError: The tokenizer cannot be used.
   """
   file = JsonFile(folder / CONFIG)
@@ -134,7 +134,13 @@ def open_encoder(
 
 
 class Written(NamedTuple):
-  """How an encoder is written: names of modules, files, and tensors."""
+  """The exported form of an encoder.
+
+  Attributes:
+    table: Names of the modules.
+    files: Contents of JSON files by name.
+    theirs: Function that converts our tensors to the exported ones.
+  """
 
   table: Table
   files: dict[str, dict[str, JsonValue]]
@@ -148,7 +154,10 @@ def written(
   around: Table = (),
   masked_lm: bool = False,
 ) -> Written:
-  """Returns how a BERT or a ModernBERT is written, with or without its head."""
+  """Returns the exported form of a BERT or ModernBERT.
+
+  Its masked-LM head is included with `masked_lm`.
+  """
   name = "BertForMaskedLM" if masked_lm else "BertModel"
   if not isinstance(bert, ModernBertConfig):
     assert isinstance(words, WordpieceVocabulary)
@@ -192,7 +201,7 @@ _HEAD = [
 
 
 def _split(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Returns tensors with the fused matrices in their parts."""
+  """Splits the fused matrices among some tensors."""
   parts = dict(tensors)
   for name in tensors:
     for start, fused, own in _fused(name, lambda fused, _: fused):
@@ -203,7 +212,7 @@ def _split(tensors: Tensors) -> dict[str, np.ndarray]:
 
 
 def _joined(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Undoes `_split`."""
+  """Fuses the matrices again; the inverse of `_split`."""
   joined = dict(tensors)
   for name in tensors:
     for start, fused, own in _fused(name, lambda _, own: own[0]):
@@ -215,7 +224,7 @@ def _joined(tensors: Tensors) -> dict[str, np.ndarray]:
 def _fused(
   name: str, end: Callable[[str, Sequence[str]], str]
 ) -> list[tuple[str, str, Sequence[str]]]:
-  """Returns the start of a name, and the fused matrix whose `end` it has."""
+  """Returns the prefix of a name, and the fused matrix that its `end` fits."""
   return [
     (name.removesuffix(f"{end(fused, own)}.weight"), fused, own)
     for fused, own in _FUSED.items()
@@ -226,7 +235,7 @@ def _fused(
 def _class_files(
   bert: ModernBertConfig, architecture: str, words: BytePairVocabulary
 ) -> dict[str, dict[str, JsonValue]]:
-  """Returns the JSON files of a class of ModernBERT."""
+  """Returns the JSON files of a ModernBERT class."""
   special = {
     "pad": words.pad_id,
     "cls": words.cls_id,

@@ -118,8 +118,8 @@ def masked_lm_head(
 ) -> list[Module]:
   """Returns the modules of a masked-LM head.
 
-  `has_tied_decoder` is whether the head's decoder, if there is one, is a copy
-  of the word embeddings.
+  `has_tied_decoder` is whether the head's decoder, if any, is a copy of the
+  word embeddings.
   """
   ours, decoder = "masked_lm_head", f"{theirs}/decoder"
   table = [
@@ -270,10 +270,9 @@ def read(
   if problems:
     more = len(problems) - _LINES_IN_AN_ERROR
     raise WeightsError(
-      f"{len(problems)} tensors and parameters do not fit; is config.json that "
-      "of these weights? --ignore=REGEX, for whole names of tensors, leaves "
-      "them out, and for whole paths of parameters starts them from random "
-      "values:\n  "
+      f"{len(problems)} tensors and parameters do not fit; is config.json from "
+      "the same model? --ignore=REGEX, for whole names or paths, leaves out "
+      "tensors, and starts parameters from random values:\n  "
       + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
       + (f"\n  and {more} more" if more > 0 else "")
     )
@@ -286,7 +285,7 @@ def read(
       unused[name] = f"the same as {first[0]}" if same else reason(name)
       if not unused[name]:
         raise WeightsError(
-          f"{name} and {first[0]} are one parameter here, and differ; pass "
+          f"{name} and {first[0]} are one parameter here, but differ; pass "
           f"--ignore='{re.escape(name)}' to leave the former out"
         )
   lines.append(f"unused tensors of the input: {len(unused) or 'none'}")

@@ -33,25 +33,26 @@ FORMATS: Mapping[str, tuple[str, str]] = {
   ),
   "tf_bert": (
     "a directory with Google's bert_config.json, bert_model.ckpt.* and "
-    "vocab.txt, or a checkpoint's prefix in one",
+    "vocab.txt, or the prefix of a checkpoint",
     "realm_jax.weights.google:open_bert",
   ),
   "tf_realm": (
-    "what Google released of REALM and ORQA: a TF-Hub module (embedder, bert, "
-    "ict), a directory of modules, or a fine-tuned model",
+    "Google's release of REALM or ORQA: a TF-Hub module (embedder, bert, ict), "
+    "a directory of modules, or a fine-tuned model",
     "realm_jax.weights.google:open_realm",
   ),
   T5: (
     "a reader that writes: a directory with config.json, the weights of a T5 "
     "(1.0, 1.1, LM-adapted, Flan-T5, mT5; whole or in shards) and its "
-    "spiece.model; or Fusion-in-Decoder's, Atlas', t5x's or Mesh TensorFlow's "
-    "files, with --vocab=spiece.model. --retriever takes over a retriever",
+    "spiece.model, or the files of Fusion-in-Decoder, Atlas, t5x or Mesh "
+    "TensorFlow, with --vocab=spiece.model. --retriever adds the retriever of "
+    "a run",
     "realm_jax.weights.t5:read_t5",
   ),
   HF_RERANKER: (
     "a cross-encoder: a directory of a BertForSequenceClassification with one "
     "label and its vocab.txt, such as cross-encoder/ms-marco-MiniLM-L-6-v2. "
-    "--retriever takes over the other components of a run",
+    "--retriever adds the other components of a run",
     "realm_jax.weights.hugging_face:read_cross_encoder",
   ),
 }
@@ -63,27 +64,27 @@ _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # Formats of exports.
 TARGETS: Mapping[str, str] = {
   "sentence_transformers": (
-    "the retriever as a directory that sentence-transformers loads: BERT, "
-    "pooling, BERT's pooler, REALM's projection with its LayerNorm, and "
-    "normalization, as far as the retriever has them. Its README.md says how "
-    "documents are given to the model. If the retriever has two towers, "
-    "--tower chooses one, and each makes a directory"
+    "the retriever, as a directory for sentence-transformers: BERT, pooling, "
+    "BERT's pooler, REALM's projection with its LayerNorm, and normalization, "
+    "if the retriever has them. Its README.md explains how to pass documents "
+    "to the model. If the retriever has two towers, --tower chooses one; each "
+    "needs its own directory"
   ),
   HF_BERT: (
-    "the reader with its masked-LM head, as a BertForMaskedLM of Hugging Face"
+    "the reader with its masked-LM head, as Hugging Face's BertForMaskedLM"
   ),
   T5: (
-    "a reader that writes, as a T5ForConditionalGeneration of Hugging Face, "
-    "with its spiece.model"
+    "a reader that writes, as Hugging Face's T5ForConditionalGeneration, with "
+    "its spiece.model"
   ),
   "vectors": (
-    "the vectors of all blocks of a snapshot: vectors.npy, with a row for "
-    "each block, blocks.jsonl, with the id and title of each row, and "
-    "vectors.json, which says what they are of"
+    "the vectors of all blocks in a snapshot: vectors.npy, with a row for each "
+    "block, blocks.jsonl, with the id and title of each row, and vectors.json, "
+    "which describes them"
   ),
   "faiss": (
-    "the same with index.faiss, a flat index of inner products, in place "
-    "of vectors.npy"
+    "the same, with index.faiss, a flat index of inner products, in place of "
+    "vectors.npy"
   ),
 }
 
@@ -190,8 +191,8 @@ class ImportConfig:
       )
     if self.corpus_dir is None and given:
       raise WeightsError(
-        f"{', '.join(given)} without --corpus_dir, which names the corpus to "
-        "make of the released blocks; give it, or leave these out"
+        f"{', '.join(given)} without --corpus_dir, the corpus to make from the "
+        "released blocks; add it, or leave these out"
       )
 
 
@@ -213,9 +214,9 @@ def _fetched(name: str, revision: str | None) -> Path:
     at = f" at {revision}" if revision else ""
     said = " ".join(str(error).split())
     raise WeightsError(
-      f"{name} is not there, and Hugging Face's hub gives no model of this "
-      f"name{at} now ({said}); is the name right, the network there, and the "
-      "hub's client (pip install 'realm_jax[hub]')?"
+      f"{name} does not exist, and Hugging Face's hub returns no model with "
+      f"this name{at} ({said}); check the name, the network, and whether the "
+      "hub's client is installed (pip install 'realm_jax[hub]')"
     ) from error
   return folder
 
@@ -233,20 +234,22 @@ def locate(path: epath.PathLike, revision: str | None = None) -> Path:
   """
   if is_remote(path):
     raise WeightsError(
-      f"{path} is in a bucket, and weights are read from a local disk; copy "
-      f"them to one first (gcloud storage cp --recursive {path} .)"
+      f"{path} is in a bucket, but weights are read from a local disk; copy "
+      f"them first (gcloud storage cp --recursive {path} .)"
     )
   local, name = Path(path), str(path)
   # The path may be the prefix of a TensorFlow checkpoint, which is not a file.
   if local.exists() or [*local.parent.glob(f"{local.name}.*")]:
     if revision is not None:
       raise WeightsError(
-        f"{path} is on this disk, and the revision {revision} is one of a "
-        "model on the hub; leave the flag out, or name the model"
+        f"{path} is on this disk, but the revision {revision} is for a model "
+        "on the hub; leave the flag out, or name the model"
       )
     return local
   if not _HUB_NAME.fullmatch(name):
-    raise WeightsError(f"--input or --block_input: {path} is not there")
+    raise WeightsError(
+      f"--input or --block_input: {path} does not exist; check the path"
+    )
   return _fetched(name, revision)
 
 

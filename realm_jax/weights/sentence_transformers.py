@@ -292,8 +292,8 @@ def _projection_factor(norm_eps: float) -> float:
       return factor
   raise WeightsError(
     f"the retriever has projection_norm_eps={norm_eps}; a LayerNorm of "
-    f"sentence-transformers can stand for {_NORM_EPS}, its own, and for less "
-    f"than {_MAX_EPS_DIFFERENCE}"
+    f"sentence-transformers can only express {_NORM_EPS}, its own value, or "
+    f"values below {_MAX_EPS_DIFFERENCE}"
   )
 
 
@@ -308,8 +308,8 @@ def _prompts(model: BoundModel) -> dict[str, str]:
       tuple(model.vocabulary.encode(text, follows=True) if text else ()) != ids
     ):
       raise WeightsError(
-        f"the {name} prefix {ids} is not what this vocabulary makes of any "
-        "text; it cannot be a prompt of sentence-transformers"
+        f"no text has the tokens of the {name} prefix {ids} in this "
+        "vocabulary; it cannot be a prompt of sentence-transformers"
       )
     texts[name] = text
   return texts

@@ -1,11 +1,11 @@
-"""T5 in the files of others: Hugging Face's, Fusion-in-Decoder's and Atlas'.
+"""T5 in the files of Hugging Face, Fusion-in-Decoder, Atlas, t5x and Mesh.
 
 | files | from |
 | --- | --- |
 | config.json and model.safetensors or pytorch_model.bin, whole or in shards | \
 T5, T5 1.1, LM-adapted, Flan-T5, mT5 |
 | config.json and pytorch_model.bin | Fusion-in-Decoder |
-| model.pth.tar, whose `reader` this reads | Atlas |
+| model.pth.tar (reads only its `reader`) | Atlas |
 | checkpoint, and folders of arrays | t5x |
 | model.ckpt-STEP.index, model.ckpt-STEP.data-… | Mesh TensorFlow, with T5 for \
 closed book |
@@ -46,9 +46,9 @@ _KEYS = {
   "start_id": ("decoder_start_token_id", int),
   "end_id": ("eos_token_id", int),
 }
-# Fusion-in-Decoder was trained with it, in transformers 3. All keys from a
-# query's own place on share a value, so that it moves the attention of the t-th
-# token to the first t tokens of the first passage alone.
+# Fusion-in-Decoder was trained with this bias, in transformers 3. All keys from
+# a query's own position on share a value, so the bias only changes the
+# attention of the t-th token to the first t tokens of the first passage.
 _UNUSED = {
   r"decoder\..*EncDecAttention\.relative_attention_bias\.weight": (
     "a bias of old releases, which T5 does not have"
@@ -57,7 +57,7 @@ _UNUSED = {
 
 
 class T5Weights(NamedTuple):
-  """A T5 with its parameters, and lines that say where these come from."""
+  """A T5 with its parameters, and a report of their sources."""
 
   config: T5Config
   params: Params
@@ -65,17 +65,17 @@ class T5Weights(NamedTuple):
 
 
 def read_t5(directory: Path) -> T5Weights:
-  """Reads a T5 from a directory, or from the prefix of a checkpoint in one.
+  """Reads a T5 from a directory, or from the prefix of a checkpoint.
 
   Raises:
-    WeightsError: The files are of another model, or damaged.
+    WeightsError: The files have another model, or are damaged.
   """
   file = JsonFile(directory / CONFIG, optional=True)
   file.get("model_type", ("t5", "mt5"), "t5")
   if (directory / t5x.TREE).is_file():
     tensors: Tensors = t5x.read_t5x(directory)
   elif not directory.is_dir() or [*directory.glob("*.index")]:
-    # Imported late: it imports TensorFlow, which is the extra `train`.
+    # Imported late because it needs TensorFlow, from the extra `train`.
     from realm_jax.weights import mesh
 
     tensors = mesh.read_mesh(directory)
@@ -96,7 +96,7 @@ def read_t5(directory: Path) -> T5Weights:
 
 
 def export_t5(config: T5Config, params: Params, directory: Path) -> None:
-  """Writes config.json and model.safetensors as Hugging Face has them."""
+  """Writes config.json and model.safetensors in Hugging Face's form."""
   arrays = {path: np.asarray(x) for path, x in flattened(params).items()}
   flat = lora.merged(arrays, config.lora)
   tensors = dict(name_maps.write(flat, table_of(config)).values())
@@ -134,7 +134,7 @@ def export_t5(config: T5Config, params: Params, directory: Path) -> None:
 
 
 def table_of(config: T5Config) -> list[Module]:
-  """Returns the modules of a T5 and their names there."""
+  """Returns the modules of a T5, with Hugging Face's names for them."""
   return name_maps.t5(
     config.num_layers,
     config.decoder_layers,
@@ -144,7 +144,7 @@ def table_of(config: T5Config) -> list[Module]:
 
 
 def _named_as_hugging_face(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Returns the tensors of a reader, without the names of what wraps it."""
+  """Returns the tensors of a reader, without prefixes for wrapped modules."""
   if any(name.startswith(_READER) for name in tensors):
     tensors = {
       name.removeprefix(_READER): tensor
@@ -160,7 +160,7 @@ def _named_as_hugging_face(tensors: Tensors) -> dict[str, np.ndarray]:
 
 
 def _config(directory: Path, tensors: Tensors, file: JsonFile) -> T5Config:
-  """Returns the sizes that the tensors have, and what config.json adds."""
+  """Returns the configuration, with sizes of tensors and from config.json."""
   numbers = {"encoder": 0, "decoder": 0}
   for block in filter(None, map(_BLOCK.fullmatch, tensors)):
     stack, number = block.groups()
@@ -198,7 +198,7 @@ def _config(directory: Path, tensors: Tensors, file: JsonFile) -> T5Config:
       "it an encoder and decoder of T5, with its config.json?"
     ) from error
   head = tensors.get("lm_head.weight", words)
-  # transformers takes them for one where config.json does not say otherwise.
+  # transformers ties them unless config.json says otherwise.
   is_tied = bool(file.entries) or np.array_equal(head, words)
   return dataclasses.replace(
     config,

@@ -1,7 +1,7 @@
-"""Checkpoints of t5x, in which Google publishes T5, T5 1.1 and mT5.
+"""Checkpoints of t5x, the form in which Google publishes T5, T5 1.1 and mT5.
 
-checkpoint              the tree in msgpack; small arrays are in it
-target.encoder.….kernel/  the others, arrays of zarr that the tree refers to
+checkpoint                the tree in msgpack, with small arrays
+target.encoder.….kernel/  large arrays in zarr, which the tree refers to
 
 The layers of `scalable_t5` are stacked along the second axis.
 """
@@ -27,7 +27,7 @@ _NAMES = {
 }
 _BIASES = ("relpos_bias/rel_embedding", "relative_posemb/rel_embedding")
 _BIAS = "SelfAttention.relative_attention_bias.weight"
-# A layer's modules, with {last} for the place of the feed-forward layer.
+# Modules of a layer, with {last} for the position of the feed-forward layer.
 _MODULES = {
   "pre_attention_layer_norm": "0.layer_norm",
   "pre_self_attention_layer_norm": "0.layer_norm",
@@ -43,7 +43,7 @@ _LAYER = re.compile(r"(encoder|decoder)/layers(?:_(\d+))?/(\w+)/(.*)")
 
 
 def read_t5x(directory: Path) -> dict[str, np.ndarray]:
-  """Reads the parameters by the names that Hugging Face has for them."""
+  """Reads the parameters, with Hugging Face's names for them."""
   try:
     tree = serialization.msgpack_restore((directory / TREE).read_bytes())
     tree = tree.get("optimizer", tree)["target"]
@@ -54,8 +54,8 @@ def read_t5x(directory: Path) -> dict[str, np.ndarray]:
   # A damaged file can raise anything.
   except Exception as error:
     raise WeightsError(
-      f"{directory / TREE} is not read ({error!r}); want a checkpoint of t5x: "
-      "copy its folder again, checkpoint_STEP with all that is in it"
+      f"{directory / TREE} cannot be read ({error!r}); want a checkpoint of "
+      "t5x: copy the whole folder checkpoint_STEP again"
     ) from error
   return dict(
     named for path, array in arrays.items() for named in _named(path, array)
@@ -73,7 +73,7 @@ def _read(directory: Path, leaf: Any) -> np.ndarray:
 
 
 def _named(path: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the names and tensors of one parameter, of each layer by itself."""
+  """Yields the name and the tensor of a parameter, for each layer."""
   if path in _NAMES:
     is_kernel = path.endswith("/kernel")
     yield _NAMES[path], array.T if is_kernel else array

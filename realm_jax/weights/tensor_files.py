@@ -1,7 +1,7 @@
-"""Tensors of a directory of Hugging Face, in one file or in shards.
+"""Tensors in a directory of Hugging Face, in one file or in shards.
 
-They are mapped from the disk. So a model takes the memory of the parameters
-that are made of it, and its files none.
+They are memory-mapped, so an import only needs memory for the parameters of the
+new model, not for the files.
 """
 
 import json
@@ -37,7 +37,7 @@ def open_tensors(
 ) -> dict[str, np.ndarray]:
   """Maps the weights of a directory by name, in their own dtypes.
 
-  There may be none if they are `optional`.
+  Without any weights, returns no tensors if they are `optional`.
   """
   for name, mapped in _READERS.items():
     if (path := directory / name).exists():
@@ -57,7 +57,7 @@ def open_tensors(
 def _open_shards(
   index: Path, mapped: Callable[[Path], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-  """Maps the tensors of all shards that an index names."""
+  """Maps the tensors of all shards in an index."""
   shard_of = JsonFile(index).get("weight_map", dict[str, str])
   tensors: dict[str, np.ndarray] = {}
   for name in sorted({*shard_of.values()}):
@@ -80,12 +80,12 @@ def _open_shards(
 
 def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
   try:
-    # It checks the header, and that the tensors fill the file.
+    # This checks the header, and whether the tensors fill the file.
     with safetensors.safe_open(path, "numpy"):
       pass
   except (OSError, safetensors.SafetensorError) as error:
     raise WeightsError(
-      f"{path} is not read ({error}); copy it again"
+      f"{path} cannot be read ({error}); copy it again"
     ) from error
   data = np.memmap(path, mode="r").view(np.ndarray)
   start = 8 + int.from_bytes(data[:8].tobytes(), "little")
@@ -95,7 +95,7 @@ def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
   for name, entry in header.items():
     if entry["dtype"] not in _DTYPES:
       raise WeightsError(
-        f"{name} of {path} holds {entry['dtype']}; want float32, float16 or "
+        f"{name} in {path} has type {entry['dtype']}; want float32, float16 or "
         "bfloat16 (quantized weights must be dequantized first)"
       )
     first, limit = (start + place for place in entry["data_offsets"])
@@ -107,6 +107,6 @@ def _map_safetensors(path: Path) -> dict[str, np.ndarray]:
 _READERS = {
   WEIGHTS: _map_safetensors,
   "pytorch_model.bin": map_torch_file,
-  # Atlas' checkpoints.
+  # Checkpoints of Atlas.
   "model.pth.tar": map_torch_file,
 }

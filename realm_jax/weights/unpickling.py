@@ -1,9 +1,9 @@
-"""Arrays from pickles that other systems wrote, of which nothing is run.
+"""Reads arrays from pickles of other systems without running their code.
 
-A pickle is a program that may call anything. Here it finds the names that an
-array or a tensor is made of and no others, and each stands for a plain function
-of this file: neither numpy's nor torch's own are called. Sizes that a file
-claims are compared with its own size before memory is taken for them.
+A pickle is a program that may call anything. Here it can only use the names
+that arrays and tensors need. Each of them stands for a simple function in this
+file; functions of numpy and torch are not called. The sizes that a file claims
+are compared with the file's size before memory is allocated.
 """
 
 import collections
@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from realm_jax.errors import RealmError
 from realm_jax.weights import WeightsError
 
-# Storages of torch, and the types of their elements.
+# Types of elements, by torch's class of storage.
 _STORAGES: Mapping[str, Any] = {
   "FloatStorage": np.float32,
   "HalfStorage": np.float16,
@@ -35,7 +35,7 @@ _STORAGES: Mapping[str, Any] = {
 
 
 class _Object(list[Any]):
-  """An array of objects or its type, of which only the state is kept."""
+  """The state of an array of objects, or of its type."""
 
   def __setstate__(self, state: tuple[Any, ...]) -> None:
     self[:] = state
@@ -55,7 +55,7 @@ _NAMES: Mapping[str, Any] = {
   "numpy._core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy.ndarray": None,
   "numpy.dtype": lambda *_: _Object(),
-  # Protocol 2 writes bytes as texts.
+  # Protocol 2 stores bytes as text.
   "_codecs.encode": lambda text, _: text.encode("latin1"),
   "__builtin__.bytes": lambda: b"",
   "builtins.bytes": lambda: b"",
@@ -68,24 +68,24 @@ _NAMES: Mapping[str, Any] = {
 
 
 class _Unpickler(pickle._Unpickler):
-  """The unpickler in Python, which takes memory for what a file holds alone.
+  """Python's unpickler, which only allocates memory for contents of the file.
 
-  The one in C takes as much as a single number in the file says.
+  The unpickler in C allocates as much as a number in the file says.
   """
 
   def find_class(self, module: str, name: str) -> Any:
-    """Returns what stands for a name; nothing is imported."""
+    """Returns the substitute for a name, without importing anything."""
     if f"{module}.{name}" not in _NAMES:
       raise RealmError(f"it names {module}.{name}")
     return _NAMES[f"{module}.{name}"]
 
   def persistent_load(self, pid: Any) -> Any:
-    """Returns a storage of torch: its kind, its name in the file, its size."""
+    """Returns a storage of torch, with its class, name in the file and size."""
     return pid
 
 
 def read_byte_strings(path: epath.Path) -> list[bytes]:
-  """Reads an array of byte strings that np.save has pickled."""
+  """Reads an array of byte strings that `np.save` has pickled."""
   try:
     with path.open("rb") as file:
       np.lib.format.read_magic(file)
@@ -97,15 +97,15 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
     return records
   except Exception as error:  # A damaged file can raise anything.
     raise WeightsError(
-      f"{path} is not read ({error!r}); want an array of byte strings. Nothing "
-      "of it was run"
+      f"{path} cannot be read ({error!r}); want an array of byte strings. No "
+      "code in it was run"
     ) from error
 
 
 def map_torch_file(path: Path) -> dict[str, np.ndarray]:
   """Maps the tensors of a `pytorch_model.bin` by name, in its own dtypes.
 
-  In a checkpoint that has more than a model, they are below `model`.
+  If a checkpoint has more than a model, they are below `model`.
   """
   try:
     with zipfile.ZipFile(path) as file:
@@ -134,16 +134,16 @@ def map_torch_file(path: Path) -> dict[str, np.ndarray]:
     }
   except Exception as error:
     raise WeightsError(
-      f"{path} is not read ({error!r}); want tensors by name, a state_dict() "
-      "that torch 1.6 or later saved. Nothing of it was run"
+      f"{path} cannot be read ({error!r}); want tensors by name, from a "
+      "state_dict() that torch 1.6 or later saved. No code in it was run"
     ) from error
 
 
 def _content(
   data: UInt8[np.ndarray, " n"], entry: zipfile.ZipInfo
 ) -> UInt8[np.ndarray, " m"]:
-  """Returns the bytes of an entry of a zip file that are not compressed."""
-  # The header before them ends in a name and other fields, of these lengths.
+  """Returns the bytes of an uncompressed entry in a zip file."""
+  # Their header ends with a name and extra fields, which have these lengths.
   place = entry.header_offset + 26
   start = place + 4 + int(data[place : place + 4].view("<u2").sum())
   return data[start : start + entry.file_size]

@@ -1,16 +1,17 @@
 "use strict";
-// Asks the server, and shows what it says. All data become text nodes, never
-// HTML. The edits live in this page alone, and go with each request.
+// Sends requests to the server, and shows the replies. All data become text
+// nodes, never HTML. Edits exist only in this page, and are sent with each
+// request.
 
 const UNSURE = 0.5;
 const PROBABILITY =
   "The probability that the model gives this answer, over all passages that it read. " +
   "It is not the chance that the answer is true.";
-// The token of the service, if it has one, follows the # of the page's address.
+// The service's token, if any, follows the # in the address of the page.
 const token = decodeURIComponent(location.hash.slice(1));
 const authorization = token ? { Authorization: `Bearer ${token}` } : {};
 const $ = (id) => document.getElementById(id);
-// Edits are by block id, and answers without edits by text, to compare with.
+// Edits by block id, and the unedited answers by text, for comparison.
 const state = { edits: new Map(), unedited: new Map(), asked: "" };
 
 function el(tag, properties, ...children) {
@@ -44,7 +45,7 @@ async function json(response) {
 
 // --- Asking ---------------------------------------------------------------
 
-// Asks, and returns whether an answer is shown.
+// Sends the text, and returns whether an answer is shown.
 async function ask(text) {
   state.request?.abort();
   const request = (state.request = new AbortController());
@@ -92,7 +93,7 @@ async function ask(text) {
   }
 }
 
-// What a run without a reader finds: passages, and no answer.
+// Shows passages only, for a run without a reader.
 function showFound({ blocks, error }) {
   if (error !== undefined) throw new Error(error);
   put("blocks", ...blocks.map((block, i) => found(block, i + 1)));
@@ -139,7 +140,7 @@ function showAnswer(told) {
       return el("li", {}, name, ` ${percent(one.probability)}`);
     }),
   );
-  // The null block, which is no evidence, comes last.
+  // The null block comes last, because it is not evidence.
   put(
     "blocks",
     ...blocks.map((block, i) => card(block, i + 1, told.run.can_edit)),
@@ -148,7 +149,7 @@ function showAnswer(told) {
         "li",
         { className: "card block" },
         el("b", { className: "title" }, "No passage"),
-        el("p", {}, "What the reader knows by itself."),
+        el("p", {}, "What the reader knows without reading."),
         why(block),
       ),
     ),
@@ -166,7 +167,7 @@ function sureness({ probability: p }) {
   return `${p < UNSURE ? "Low confidence: p" : "P"}robability ${percent(p)}`;
 }
 
-// The sentence that has the answer, in the passage that gives most of it.
+// The sentence with the answer, in the passage that contributes most to it.
 function sourceOf(blocks) {
   const isAnswer = (segment) => segment.mark === "answer";
   const withAnswer = (block) =>
@@ -215,7 +216,7 @@ function withoutText(told) {
 
 // --- Passages ---------------------------------------------------------------
 
-// A path is made of several, in the order in which they are read.
+// A path consists of several passages, in the order in which they are read.
 function passagesOf(block) {
   return block.path ?? [block];
 }
@@ -284,7 +285,7 @@ function passage(block, canEdit) {
 }
 
 function why(block) {
-  // A reader may not have all of these.
+  // Some readers do not have all of these.
   const rows = [
     ["how relevant the retriever finds it", block.probability],
     ["how much the run relies on it, p(z|x)", block.weight],
@@ -336,7 +337,7 @@ function openEditor(block, text, opener) {
     const earlier = state.edits.get(block.id);
     state.edits.set(block.id, { title: nameOf(block), text: area.value });
     if (await ask(state.asked)) return scrollTo(0, 0);
-    // A text that the server refuses is no edit, and can be mended.
+    // If the server rejects the text, it is not an edit yet, and can be fixed.
     if (earlier === undefined) state.edits.delete(block.id);
     else state.edits.set(block.id, earlier);
     $("result").hidden = false;
@@ -392,7 +393,7 @@ function start(about) {
     "runs",
     `${state.answers ? "Answers come from" : "There are"} `,
     `${count.toLocaleString("en")} passages. `,
-    ...(state.answers ? about.missing : ["This run finds them, and answers nothing."]),
+    ...(state.answers ? about.missing : ["This run finds passages, but gives no answers."]),
   );
   put(
     "examples",

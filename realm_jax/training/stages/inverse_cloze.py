@@ -19,11 +19,12 @@ class InverseCloze(Contrastive):
   """A sentence finds its block among the blocks of the global batch.
 
   Accuracy is also reported separately for sentences that were removed from
-  their blocks and for those that were not, for which matching words is enough.
+  their blocks, and for the others, for which matching words is enough.
 
   Attributes:
-    shared_negatives: Whether mined blocks are negatives of all sentences. As in
-      ANCE, they are only those of the sentence for which they were mined.
+    shared_negatives: Whether mined blocks are negatives of all sentences. By
+      default, as in ANCE, they are only negatives of the sentence for which
+      they were mined.
   """
 
   shared_negatives: bool = False

@@ -184,7 +184,7 @@ class PathRetrieval(_OfPaths):
   def _others(
     self, path: list[int], found: list[int], corpus: Corpus
   ) -> tuple[list[int], list[int]]:
-    """Returns the other passages, and those of them that may come before it."""
+    """Returns the other passages, and the ones that may come before it."""
     found = [row for row in found if row not in path][: self.num_negatives]
     leads = neighbours(
       corpus, [*path, *found], within_documents=self.paths.within_documents

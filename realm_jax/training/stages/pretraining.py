@@ -47,13 +47,15 @@ from realm_jax.training.stages.stage import (
 
 
 class PretrainingBatch(NamedTuple):
-  """Masked sentences with their candidates, unless the step retrieves these.
+  """Masked sentences with their candidates, unless the step retrieves them.
 
   Attributes:
-    candidates: The null block and the retrieved blocks; None where the step
-      finds them.
-    source_hash: Content hash of each sentence's block, in two words, where the
-      step finds the candidates.
+    query: Masked sentences.
+    candidates: The null block and the retrieved blocks; None if the step
+      retrieves them.
+    masks: Masked tokens that are scored.
+    source_hash: Content hash of each sentence's block, in two words, if the
+      step retrieves the candidates.
   """
 
   query: Int[AnyArray, "b q"]
@@ -64,35 +66,36 @@ class PretrainingBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining(Stage):
-  """A masked sentence, the null block and the blocks that the index retrieves.
+  """REALM's pre-training on masked sentences, with retrieved blocks.
 
   Attributes:
-    num_candidates: Number of candidates, the null block included. With the null
-      block alone (closed book), nothing is searched, and no index is needed.
-    rerank_depth: Number of the best blocks among which a frozen cross-encoder
-      chooses these, the component `reranker` of the initial checkpoint. It
-      decides what is read; p(z|x) stays the retriever's. With 0 there is none.
-    num_spare: Number of blocks that are searched beside the candidates and the
+    num_candidates: Number of candidates, including the null block. With only
+      the null block (closed book), nothing is searched and no index is needed.
+    rerank_depth: Number of retrieved blocks from which a frozen cross-encoder,
+      the component `reranker` of the initial checkpoint, selects the
+      candidates. It decides what is read, but p(z|x) remains the retriever's.
+      0 disables reranking.
+    num_spare: Number of blocks to search in addition to the candidates and the
       source, so that verbatim copies of the source can also be dropped.
-    objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
-      `leave_one_out`, `perplexity` or `replug`, or one that a module of the
-      user's own has added to `realm_jax.objectives.masked_lm.OBJECTIVES`.
+    objective: Objective of the retriever: `marginal` likelihood, `emdr2`,
+      `leave_one_out`, `perplexity` or `replug`, or one that a user's module has
+      added to `realm_jax.objectives.masked_lm.OBJECTIVES`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
-    target_temperature: Temperature of the target of p(z|x), τ of
-      `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
-    freeze_reader: Whether the reader stays as it is, and has no dropout.
+    target_temperature: Temperature of the target of p(z|x): τ in
+      `leave_one_out` and `perplexity`, and β in `replug`. None takes the
+      paper's value.
+    freeze_reader: Whether the reader is frozen, without dropout.
     null_block: Whether the first candidate is the null block (section 3.4).
-    drop_source: Whether the block that a sentence is from, whose retrieval
-      would be trivial, and its verbatim copies are no candidates (section 3.4).
+    drop_source: Whether a sentence's own block, which would be trivial to
+      retrieve, and its verbatim copies are excluded (section 3.4).
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the snapshot's query tower (as released).
-    read_gold: Whether candidates are taken first, of the searched blocks, from
-      those that have the masked words. A reader with random initial weights
-      learns from them to read what a retriever finds, before the retriever is
-      trained (FREEZE_RETRIEVER_STEPS).
-    span_weight: Weight of an example's loss of pointing at the masked words in
-      its candidates. In either form it is added to the loss of filling them in,
-      and divided by the same number. The paper has none.
+    read_gold: Whether searched blocks with the masked words are preferred as
+      candidates. This teaches a reader with random initial weights to use
+      retrieved blocks before the retriever is trained (FREEZE_RETRIEVER_STEPS).
+    span_weight: Weight of an additional loss, for pointing at the masked words
+      in the candidates. In either form, it is divided by the same number as the
+      loss of filling in the words. The paper does not have this loss.
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
@@ -120,21 +123,21 @@ class Pretraining(Stage):
     if objective.target not in (None, "likelihood"):
       raise RealmError(
         f"OBJECTIVE={self.objective!r} learns from the attention of a reader "
-        "that reads all candidates at once, and this stage's does not; choose "
-        "another one, or the stage of gin/runs/text_to_text.gin"
+        "that reads all candidates at once, but this stage's reader does not; "
+        "choose another objective, or the stage of gin/runs/text_to_text.gin"
       )
     if self.freeze_reader and self.span_weight:
       raise RealmError(
-        f"span_weight={self.span_weight} trains the reader alone, which "
-        "freeze_reader=True freezes; set SPAN_WEIGHT = 0 or FREEZE_READER = "
+        f"span_weight={self.span_weight} trains only the reader, but "
+        "freeze_reader=True freezes it; set SPAN_WEIGHT = 0 or FREEZE_READER = "
         "False"
       )
 
     if self.rerank_depth and not 0 < self._num_read <= self.rerank_depth:
       raise RealmError(
         f"RERANK_DEPTH={self.rerank_depth} with NUM_CANDIDATES="
-        f"{self.num_candidates}: the cross-encoder orders as many blocks as "
-        "are read, or more; raise RERANK_DEPTH, or set it to 0"
+        f"{self.num_candidates}: the cross-encoder must order at least the "
+        "blocks that are read; raise RERANK_DEPTH, or set it to 0"
       )
 
   @property
@@ -184,7 +187,7 @@ class Pretraining(Stage):
   def candidate_rows(
     self, batch: Batch, rows: Int[np.ndarray, "b n"], context: StageContext
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the rows of the candidates among the blocks that were found."""
+    """Selects the candidates among the searched blocks; returns their rows."""
     assert self.retrieval is not None
     has_words = None
     if self.read_gold:
@@ -204,14 +207,14 @@ class Pretraining(Stage):
   def rerank(
     self, encoders: Encoders, batch: PretrainingBatch
   ) -> PretrainingBatch:
-    """Takes, beside the null block, what the cross-encoder finds best."""
+    """Selects the null block and the best blocks by the cross-encoder."""
     if not self.rerank_depth:
       return batch
     assert batch.candidates is not None
     first = int(self.null_block)
     tokens = jnp.asarray(batch.candidates.tokens)[:, first:]
     scores = encoders.pair_scores(batch.query, tokens, at_once=self._num_read)
-    # The null block stands where copies of the source left too few.
+    # Null blocks fill up the candidates if too many were dropped.
     is_block = (tokens != PAD_ID).sum(axis=-1) > NUM_SPECIAL_TOKENS
     scores = jnp.where(is_block, scores, -jnp.inf)
     best = first + jax.lax.top_k(scores, self._num_read)[1]
@@ -223,7 +226,7 @@ class Pretraining(Stage):
   ) -> EncoderInputs:
     retriever, candidates = components.retriever, batch.candidates
     assert candidates is not None
-    # They are reranked by now, except where lengths alone are wanted.
+    # By now they are reranked, except when only lengths are needed.
     candidates = jax.tree.map(lambda x: x[:, : self.num_candidates], candidates)
     blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
@@ -235,10 +238,11 @@ class Pretraining(Stage):
   def loss(
     self, encoders: Encoders, batch: PretrainingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns the objective, by default REALM's (section 3.1).
+    """Returns the loss of the objective, by default REALM's (section 3.1).
 
     Queries and candidates are embedded with the current parameters. The metric
-    `recall` is the share of queries whose masked words a retrieved block has.
+    `recall` is the share of queries for which a retrieved block has the masked
+    words.
     """
     assert batch.candidates is not None
     tokens = batch.candidates.tokens

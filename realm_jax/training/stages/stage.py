@@ -309,7 +309,7 @@ class Stage(abc.ABC):
   def joined_results(
     self, before: SearchResult, found: SearchResult
   ) -> SearchResult:
-    """Joins the results of the searches so far with those of the next one.
+    """Joins the results of the searches so far with the next search's.
 
     `next_queries` and `features` get the joined results. By default only the
     last search counts.
@@ -362,7 +362,7 @@ class Stage(abc.ABC):
   ) -> Encoders:
     """Returns the components as the loss applies them.
 
-    With a key they have dropout, except for those that the stage freezes.
+    With a key they have dropout, except for components that the stage freezes.
     """
     keys = {}
     if dropout_key is not None:

@@ -1,8 +1,8 @@
 """Open QA over paths of two blocks, without gold paths.
 
-The reader reads the blocks of a path one after the other, as one block
-(`realm_jax/corpus/paths.py`). Which paths help is learned from the answers
-alone, through p(y|x) = Σ p(z1, z2|x) p(y|x, z1, z2), while the index follows.
+The reader reads the blocks of a path, one after the other, as one block
+(`realm_jax/corpus/paths.py`). Useful paths are learned only from the answers,
+through p(y|x) = Σ p(z1, z2|x) p(y|x, z1, z2), while the index is refreshed.
 """
 
 import dataclasses
@@ -48,19 +48,19 @@ from realm_jax.training.two_hops import (
 
 
 class TwoHopBatch(NamedTuple):
-  """Questions with the blocks of both hops, c = 1 + n + n · m.
+  """Questions with the 1 + n + n · m blocks of both hops.
 
   Attributes:
     query: Questions.
-    hop_queries: Each of them together with its first blocks.
-    candidates: The null block, the first blocks, and the second ones of each of
-      these.
-    cells: Which paths they make.
+    hop_queries: Questions, each together with each of its first blocks.
+    candidates: The null block, the first blocks, and the second blocks of each
+      first block.
+    cells: Paths of these blocks.
     has_answer: Whether each path has a block that contains an answer.
-    places: Those of the paths to read, among the cells.
+    places: Cells of the paths to read.
     read_query: Questions, as the reader reads them.
-    read: The paths to read, each joined as one block.
-    is_answer: Whether the span of a start and a width of a path is one.
+    read: Paths to read, each joined as one block.
+    is_answer: Whether the span at each start with each width is an answer.
   """
 
   query: Int[AnyArray, "b q"]
@@ -76,16 +76,16 @@ class TwoHopBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TwoHopQa(Stage):
-  """Fine-tuning on questions that one block or two together answer.
+  """Fine-tuning on questions that one block or two blocks together answer.
 
-  All blocks are embedded anew. The retriever learns from all paths that have an
-  answer, and from those that are read, as in ORQA from blocks.
+  All blocks are embedded with the current parameters. As in ORQA, the retriever
+  learns from all paths with an answer, and from the reader.
 
   Attributes:
-    paths: The two searches, and their beams.
-    num_read: Number of the best paths that the reader reads.
-    retriever_weight: Weight of the loss of all paths that have an answer. Where
-      many blocks have one by chance, what the reader makes of them says more.
+    paths: The two searches, with their beams.
+    num_read: Number of paths that the reader reads, the best ones.
+    retriever_weight: Weight of the loss over all paths with an answer. If many
+      blocks contain an answer by chance, the reader is a better signal.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the snapshot's query tower.
   """
@@ -106,7 +106,7 @@ class TwoHopQa(Stage):
     super().__post_init__()
     first, second = self.paths.first_beam, self.paths.second_beam
     pairs = self.num_read - min(self.num_read // 2, first)
-    # Each may have been found in both orders.
+    # The search may find each pair in both orders.
     if pairs > (most := first * second // 2):
       raise RealmError(
         f"NUM_READ={self.num_read} takes {pairs} paths of two blocks, and "
@@ -138,7 +138,7 @@ class TwoHopQa(Stage):
   def joined_results(
     self, before: SearchResult, found: SearchResult
   ) -> SearchResult:
-    """Returns the first blocks, and the second ones of each of these."""
+    """Returns the first blocks, and the second blocks of each first block."""
     first = before.rows[:, : self.paths.first_beam]
     scores = before.scores[:, : self.paths.first_beam]
     rows = found.rows.reshape(*first.shape, -1)
@@ -171,7 +171,7 @@ class TwoHopQa(Stage):
       for question, own in zip(batch.answers, found.rows, strict=True)
     ]
     has_answer = np.pad(np.stack(contained), ((0, 0), (1, 0)))
-    # Blocks of each path, as their places among the candidates.
+    # Positions of each path's blocks among the candidates.
     of_cells = _blocks_of_cells(beam, second.shape[-1])
     rows = np.concatenate([null, found.rows], axis=1)
     tokens, query = context.gather(rows), batch.array("query")
@@ -234,10 +234,10 @@ class TwoHopQa(Stage):
   def loss(
     self, encoders: Encoders, batch: TwoHopBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    """Returns −log p of paths with an answer, and of spans that are one.
+    """Returns −log p of the paths with an answer, plus −log p of the answers.
 
-    As in ORQA (section 5), the score of a span is its logit plus that of its
-    path, here log p(z1, z2|x), over the spans of all paths that are read.
+    As in ORQA (section 5), the score of a span is its logit plus the score of
+    its path, here log p(z1, z2|x), normalized over all paths that are read.
     """
     size, dim = len(batch.query), encoders.components.retriever.vector_size
     queries, candidates = encoders.candidate_vectors(inputs)
@@ -282,7 +282,7 @@ class TwoHopQa(Stage):
 
 
 def _blocks_of_cells(first: int, second: int) -> Int[np.ndarray, "c 2"]:
-  """Returns the places of each path's blocks among the candidates."""
+  """Returns the positions of each path's blocks among the candidates."""
   starts, ends = np.mgrid[0:first, 0 : second + 1].reshape(2, -1)
   following = 1 + first + starts * second + ends - 1
   return np.stack([1 + starts, np.where(ends == 0, 0, following)], axis=-1)
@@ -291,9 +291,9 @@ def _blocks_of_cells(first: int, second: int) -> Int[np.ndarray, "c 2"]:
 def _answers_of_paths(
   batch: Batch, paths: Int[np.ndarray, "b k h"], context: StageContext
 ) -> Bool[np.ndarray, "b k t w"]:
-  """Returns whether the span of a start and a width of a path is an answer.
+  """Returns whether the span at each start with each width is an answer.
 
-  The body of a path has the title of each further block before its body.
+  In the body of a path, the title of each further block precedes its body.
   """
   size, count, hops = paths.shape
   rows = paths.reshape(size, -1)
@@ -303,7 +303,7 @@ def _answers_of_paths(
   titles = (tokens == separator).argmax(axis=-1) - 1
   bodies = (tokens != PAD_ID).sum(axis=-1) - titles - NUM_SPECIAL_TOKENS
   titles, bodies = (x.reshape(paths.shape) for x in (titles, bodies))
-  # Where the body of each block begins in that of the path.
+  # Start of each block's body in the body of the path.
   before = np.cumsum(bodies + titles, axis=-1) - bodies - titles[..., :1]
   length = own.shape[2]
   found = np.zeros((size, count, hops * length, own.shape[-1]), bool)
