@@ -164,6 +164,9 @@ def _serve(config: "RunConfig") -> None:
       first = itertools.islice(questions, _NUM_EXAMPLES)
       examples = [question.question for question in first]
     run, masked_run = TrainedRun.load(config), None
+    if config.candidates != "none" and not _FOLLOW.value:
+      # A run that is followed may still get its first snapshot.
+      run.snapshot  # noqa: B018
     if _MASKED_MODEL_DIR.value is not None:
       # The run that fills in sentences, on the same corpus.
       masked = configuration.parsed(

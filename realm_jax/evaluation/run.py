@@ -873,7 +873,8 @@ def _load_snapshot(
       raise MissingSnapshotError(
         f"the checkpoint wants snapshot {wanted[-1]}, and {folder} has "
         f"{published or 'none'}; build the newest checkpoint's with `python -m "
-        "realm_jax.build_index --once`, or name one with SNAPSHOT"
+        f"realm_jax.build_index --once --model_dir={model_dir}`, or name one "
+        "with SNAPSHOT"
       )
   elif (number := step_of(folder)) is not None:
     folder = folder.parent

@@ -142,6 +142,8 @@ class FeedbackLog:
     self._file: io.FileIO | None = None
     self._lock = threading.Lock()
     self._recent = collections.OrderedDict[str, Rewards]()
+    # Numbers of passages of recent lists.
+    self._lengths = collections.OrderedDict[str, int]()
     self.num_lists = self.num_rewards = 0
 
   def _read_key(self) -> bytes:
@@ -195,6 +197,10 @@ class FeedbackLog:
       }
       lines.append({"list": name, "time": now, **vars(one), **arrays})
     with self._lock:
+      for name, one in zip(ids, served, strict=True):
+        self._lengths[name] = len(one.shown)
+      while len(self._lengths) > _NUM_RECENT:
+        self._lengths.popitem(last=False)
       try:
         self.num_lists += self._write(lines)
       except OSError as error:
@@ -213,8 +219,8 @@ class FeedbackLog:
       The number of rewards that were new.
 
     Raises:
-      FeedbackError: An ID is not from this service, or the log is full. Nothing
-        was written.
+      FeedbackError: An ID is not from this service, a recent list has another
+        number of passages, or the log is full. Nothing was written.
       OSError: The disk is full or broken. The request can be sent again.
     """
     for name, _ in rewards:
@@ -232,6 +238,12 @@ class FeedbackLog:
         )
       new = dict[str, Rewards]()
       for name, given in rewards:
+        number = self._lengths.get(name)
+        if isinstance(given, list) and number not in (None, len(given)):
+          raise FeedbackError(
+            f"{len(given)} rewards for the request_id {name!r:.60}, whose list "
+            f"has {number} passages; send one for each passage, or one number"
+          )
         if name not in self._recent:
           new.setdefault(name, given)
       now = round(time.time(), 3)

@@ -141,6 +141,11 @@ def masked_lm_loss(
     log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
   found = objective(inputs)
+  if not isinstance(found, WeightedLoss):
+    raise RealmError(
+      f"the objective returned an object of type {type(found).__name__}; want "
+      "a WeightedLoss, such as WeightedLoss(Average.of(losses), {})"
+    )
 
   token_marginal = marginal_token_likelihood(inputs)
   prior = jax.lax.stop_gradient(jnp.exp(log_prior))

@@ -173,6 +173,8 @@ class PageApp:
   async def _warm_up(self) -> None:
     try:
       await self._turns.alone(self._service.warm_up, _never)
+    except RealmError as error:
+      logging.warning("the first answer could not be computed: %s", error)
     except Exception:
       logging.exception("the first answer could not be computed")
 
@@ -337,9 +339,12 @@ class PageApp:
     """
     most = min(MAX_TEXTS, MAX_RETRIEVED // per_text)
     if not isinstance(texts, list) or not 1 <= len(texts) <= most:
+      is_list = isinstance(texts, list)
+      came = f"{len(texts)} texts" if is_list else f"{texts!r:.50}"
       raise RequestError(
-        f"want a list of 1 to {most} texts, because {per_text} blocks are "
-        "retrieved for each; send more texts in several requests"
+        f"the request has {came}; want a list of 1 to {most} texts, because "
+        f"{per_text} blocks are retrieved for each; send more texts in several "
+        "requests"
       )
     cost, ids = len(texts) * per_text, ""
     feedback = self._service.feedback
@@ -424,7 +429,9 @@ async def _fields(request: Request, wanted: str) -> dict[str, Any]:
   except (ValueError, RecursionError) as error:
     raise RequestError(f"the request is no JSON: {error}") from None
   if not isinstance(fields, dict) or wanted not in fields:
-    raise RequestError(f'the request has no field {wanted!r}, as in {{"…": …}}')
+    raise RequestError(
+      f"the request has no field {wanted!r}, as in {{{json.dumps(wanted)}: …}}"
+    )
   return fields
 
 

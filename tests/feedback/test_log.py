@@ -118,6 +118,9 @@ def test_only_ids_of_the_service_and_numbers_within_bounds_are_taken(
   for wrong in (float("nan"), float("inf"), 2, "1", None, True, [1.0, "2"]):
     with pytest.raises(FeedbackError, match="a reward is"):
       checked_rewards(wrong)
+  number = len(_served().shown)
+  with pytest.raises(FeedbackError, match=f"list has {number} passages"):
+    log.add_rewards([(name, [1.0] * (number + 1))])
   assert not _all(tmp_path / "own")
 
 
@@ -127,8 +130,12 @@ def test_a_poisoned_log_is_bounded_and_reported(tmp_path, opened):
   for number in range(100):
     _add(log, _served("Flood "), 1.0)
     _add(log, _served(f"q{number}"), 0.0)
-  wrong_length = _add(log, _served("short"), [1.0])
+  wrong_length = _add(log, _served("short"))
   log.close()
+  # The service that was started again does not know how long the list was.
+  later = opened(tmp_path)
+  later.add_rewards([(wrong_length, [1.0])])
+  later.close()
   with log_files(tmp_path)[0].open("a") as file:
     file.write('no json\n{"rewards": NaN, "of": "a"}\n[]\n')
     file.write('{"rewards": 1.0, "of": "never seen"}\n')
