@@ -31,7 +31,13 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.training import trainer
 
   result = trainer.train(config)
-  logging.info("done: step %d", result.step)
+  if result.step < config.num_steps:
+    logging.info(
+      "stopped at step %d of %d; the same command continues",
+      *(result.step, config.num_steps),
+    )
+  else:
+    logging.info("done: step %d", result.step)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def train_vocabulary(
   """
   words = _count_words(texts, cased=cased)
   if not words:
-    raise VocabularyError("the texts hold no words to learn wordpieces from")
+    raise VocabularyError(
+      "the input has no words to learn wordpieces from; give files with texts"
+    )
   # With all of ASCII, as in BERT's vocabularies, the pieces can also spell
   # questions and other texts that the vocabulary was not trained on.
   letters = string.ascii_letters if cased else string.ascii_lowercase
