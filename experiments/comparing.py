@@ -37,6 +37,38 @@ class Comparison:
   worlds: Callable[[Sequence[str]], GeneratedWorlds]
   measure: Callable[..., dict[str, Any]]
 
+  @classmethod
+  def of_steps(
+    cls,
+    name: str,
+    systems: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]],
+    columns: Sequence[str],
+    worlds: Callable[[Sequence[str]], GeneratedWorlds],
+    steps: Callable[[Path, int, Sequence[str]], Any],
+  ) -> "Comparison":
+    """Compares systems that are measured by the steps in a seed's folder.
+
+    Args:
+      name, columns, worlds: As above.
+      systems: Title of each system, and the function that measures it.
+      steps: Function that makes the argument of these functions, from the
+        seed's folder, the seed and additional gin files.
+    """
+
+    def measure(
+      system: str,
+      folder: Path,
+      seed: int,
+      worlds: GeneratedWorlds,
+      world: World,
+      gin_files: Sequence[str],
+    ) -> dict[str, Any]:
+      del worlds, world
+      return systems[system][1](steps(folder, seed, gin_files))
+
+    titles = {key: title for key, (title, _) in systems.items()}
+    return cls(name, titles, columns, worlds, measure)
+
   def run(self) -> None:
     """Compares the systems chosen by flags; writes and prints the report."""
     cpu_tuning.disable_async_dispatch()

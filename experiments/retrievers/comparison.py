@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.comparing import Comparison
-from experiments.data import CORPUS, GeneratedWorlds, write_judged
+from experiments.data import CORPUS, write_judged
 from experiments.demo.stages import demo_worlds
 from experiments.pipeline import (
   Command,
@@ -14,7 +14,6 @@ from experiments.pipeline import (
   run,
   run_in_cpu_seconds,
 )
-from experiments.world.world import World
 
 _GIN = Path("experiments/gin")
 _METRICS = ("recall_at_1", "recall_at_5", "mrr")
@@ -129,22 +128,10 @@ _SYSTEMS: Mapping[
 }
 
 
-def _measure(
-  name: str,
-  folder: Path,
-  seed: int,
-  worlds: GeneratedWorlds,
-  world: World,
-  gin_files: Sequence[str],
-) -> dict[str, float]:
-  del worlds, world
-  return _SYSTEMS[name][1](RetrieverSteps(folder, seed, gin_files))
-
-
-COMPARISON = Comparison(
+COMPARISON = Comparison.of_steps(
   "retrievers",
-  {name: title for name, (title, _) in _SYSTEMS.items()},
+  _SYSTEMS,
   (*_METRICS, "cpu_seconds"),
   demo_worlds,
-  _measure,
+  RetrieverSteps,
 )

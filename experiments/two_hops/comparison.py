@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.comparing import Comparison
-from experiments.data import CORPUS, GeneratedWorlds
+from experiments.data import CORPUS
 from experiments.demo.stages import demo_worlds, read_lines
 from experiments.pipeline import (
   Command,
@@ -14,7 +14,6 @@ from experiments.pipeline import (
   run,
   run_in_cpu_seconds,
 )
-from experiments.world.world import World
 from realm_jax.evaluation.scores import PREDICTIONS
 
 _GIN = Path("experiments/gin")
@@ -192,24 +191,12 @@ _SYSTEMS = {
 }
 
 
-def _measure(
-  name: str,
-  folder: Path,
-  seed: int,
-  worlds: GeneratedWorlds,
-  world: World,
-  gin_files: Sequence[str],
-) -> dict[str, float]:
-  del worlds, world
-  return _SYSTEMS[name][1](TwoHopSteps(folder, seed, gin_files))
-
-
-COMPARISON = Comparison(
+COMPARISON = Comparison.of_steps(
   "two_hops",
-  {name: title for name, (title, _) in _SYSTEMS.items()},
+  _SYSTEMS,
   ("path_recall", "exact_match", "exact_match_one_hop", "cpu_seconds"),
   lambda gin_files: demo_worlds(
     [str(_GIN / "two_hops/world.gin"), _LENGTHS, *gin_files]
   ),
-  _measure,
+  TwoHopSteps,
 )
