@@ -9,6 +9,7 @@ the same about other names, and the answer can only be found by reading it.
 import collections
 import dataclasses
 import functools
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int, Int32
@@ -25,6 +26,7 @@ from realm_jax.training.stages.reranking import Reranking
 from realm_jax.training.stages.stage import (
   ExampleArrays,
   Features,
+  Stage,
   StageContext,
   StepBatch,
 )
@@ -84,37 +86,38 @@ class RenamingTwoHopQa(TwoHopQa):
     return made, metrics
 
 
-class RenamingReranking(Reranking):
+class _RenamingQueriesAndTexts(Stage):
+  """A stage whose model reads queries and texts with exchanged names.
+
+  Attributes:
+    texts: Field of the batch with the texts that are read.
+  """
+
+  texts: ClassVar[str] = "blocks"
+
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    # The stage that the class is combined with.
+    stage: Any = super()
+    made, metrics = stage.features(batch, found, context)
+    read = made.query, getattr(made, self.texts)
+    query, texts = _renamed(context.corpus, batch, *read)
+    return made._replace(**{"query": query, self.texts: texts}), metrics
+
+
+class RenamingReranking(_RenamingQueriesAndTexts, Reranking):
   """Training of a cross-encoder with exchanged names."""
 
-  def features(
-    self, batch: Batch, found: SearchResult | None, context: StageContext
-  ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
-    return made._replace(query=query, blocks=blocks), metrics
 
-
-class RenamingPathRetrieval(PathRetrieval):
+class RenamingPathRetrieval(_RenamingQueriesAndTexts, PathRetrieval):
   """Training of a path retriever with exchanged names."""
 
-  def features(
-    self, batch: Batch, found: SearchResult | None, context: StageContext
-  ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
-    return made._replace(query=query, blocks=blocks), metrics
 
-
-class RenamingPathReading(PathReading):
+class RenamingPathReading(_RenamingQueriesAndTexts, PathReading):
   """Training of a path reader with exchanged names."""
 
-  def features(
-    self, batch: Batch, found: SearchResult | None, context: StageContext
-  ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    query, paths = _renamed(context.corpus, batch, made.query, made.paths)
-    return made._replace(query=query, paths=paths), metrics
+  texts = "paths"
 
 
 class RenamingTextToText(TextToText):

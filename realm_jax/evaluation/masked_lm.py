@@ -185,7 +185,9 @@ def _on_grid(
   words: Int[Array, "b m k"],
 ) -> Float[Array, "g 2 2 b m"]:
   """Returns log p and hits by the null block, and by all candidates."""
-  encoders, masks = stage.encoders(components, params, None), batch.masks
+  encoders = stage.encoders(components, params, None)
+  batch = stage.rerank(encoders, batch)
+  masks = batch.masks
 
   def log_probs(inputs: EncoderInputs) -> list[Float[Array, "b m v"]]:
     given = inputs.reader, masks.positions, masks.token_ids

@@ -233,7 +233,9 @@ def read_masks(
     number = run.config.num_candidates - 1
     if not number:
       raise ExplanationError(NULL_BLOCK_ALONE)
-    found = run.search(query[None], number, current=False).rows[0]
+    # An imported cross-encoder was trained on questions.
+    retriever = run if run.asked else run.restricted(None, rerank=False)
+    found = retriever.search(query[None], number, current=False).rows[0]
     rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
   given = {"query": query[None], "candidates": candidates[None]}

@@ -8,6 +8,8 @@ import pytest
 from flax import linen as nn
 
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
+from realm_jax.evaluation import masked_sentences
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
@@ -144,3 +146,23 @@ def test_a_step_of_pretraining_reads_what_the_run_finds(reranking):
   np.testing.assert_array_equal(read.tokens, reranking.gather(expected))
   np.testing.assert_array_equal(read.dropout_ids, expected.astype(np.uint32))
   assert stage.frozen == ("reranker",)
+
+
+def test_a_masked_sentence_is_read_as_the_run_was_pretrained(reranking):
+  (query,) = reranking.encode(["Ada was born in Velt in 1900."])
+  positions = np.array([5], np.int32)
+  for asked, expected in (
+    ("masked sentence", reranking),
+    # An import, whose cross-encoder was trained on questions.
+    (None, reranking.restricted(None, rerank=False)),
+  ):
+    run = dataclasses.replace(reranking, asked=asked)
+    number = run.config.num_candidates - 1
+    found = expected.search(query[None], number, current=False).rows[0]
+    rows = masked_sentences.read_masks(run, query, positions).rows
+    assert {*rows.tolist()} == {NULL_ROW, *found.tolist()}
+
+
+def test_blocks_with_the_masked_words_are_not_chosen_again():
+  with pytest.raises(RealmError, match="READ_GOLD"):
+    Pretraining(rerank_depth=10, read_gold=True)

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-import time
+import types
 
 import pytest
 from absl import flags
@@ -230,29 +230,23 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
 
 
 def test_a_checkpoint_waits_for_its_snapshot(world, run_config, tmp_path):
-  folder, stop = tmp_path / "run", threading.Event()
+  folder = tmp_path / "run"
   world.save_checkpoint(folder, stage=Contrastive())
   world.build_snapshot(folder)
   config = dataclasses.replace(run_config, model_dir=folder)
   service = Service(run := TrainedRun.load(config))
   world.save_checkpoint(folder, step=1, seed=1, stage=Contrastive())
-  following = threading.Thread(
-    target=serve.follow, args=(service, run, stop), kwargs={"poll_seconds": 0.1}
-  )
-  following.start()
-  try:
-    time.sleep(1)
-    # It is not stale: the index builder is at work.
-    assert service.health()["status"] == "ok"
-    assert service.health()["checkpoint"] == 0
-    world.build_snapshot(folder)
-    wait_until(
-      lambda: service.health()["checkpoint"] == 1,
-      what="the newer checkpoint answers",
-    )
-  finally:
-    stop.set()
-    following.join()
+
+  def look_once():
+    looks = iter([False, True])
+    stop = types.SimpleNamespace(wait=lambda seconds: next(looks))
+    serve.follow(service, run, stop)
+    return service.health()["status"], service.health()["checkpoint"]
+
+  # It is not stale: the index builder is at work.
+  assert look_once() == ("ok", 0)
+  world.build_snapshot(folder)
+  assert look_once() == ("ok", 1)
 
 
 def test_the_command_serves_two_runs_until_sigterm(

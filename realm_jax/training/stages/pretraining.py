@@ -139,6 +139,12 @@ class Pretraining(Stage):
         f"{self.num_candidates}: the cross-encoder must order at least the "
         "blocks that are read; raise RERANK_DEPTH, or set it to 0"
       )
+    if self.rerank_depth and self.read_gold:
+      raise RealmError(
+        f"RERANK_DEPTH={self.rerank_depth} with READ_GOLD = True: the "
+        "cross-encoder would choose again among the blocks with the masked "
+        "words; set one of them"
+      )
 
   @property
   def components(self) -> tuple[str, ...]:
