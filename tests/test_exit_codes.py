@@ -141,8 +141,13 @@ def test_ctrl_c_during_the_imports_is_a_word_and_a_code(
   module = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
   (tmp_path / "absl.py").write_text(module)
   path = os.pathsep.join([str(tmp_path), command_environment["PYTHONPATH"]])
+  # A shell that starts tests in the background has Ctrl-C ignored.
+  program = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'realm_jax.show_task'])"
+  )
   done = subprocess.run(
-    [sys.executable, "-m", "realm_jax.show_task"],
+    [sys.executable, "-c", program],
     env={**command_environment, "PYTHONPATH": path},
     capture_output=True,
   )

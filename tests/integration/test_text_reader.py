@@ -183,7 +183,11 @@ def test_a_cross_encoder_chooses_what_is_read(stage, reader, viewed, tmp_path):
   commands = Commands(viewed, str(model))
   settings = {"RERANK_DEPTH": 7, "NUM_STEPS": 2}
   if stage == "pretrain":
-    settings |= {"NUM_CANDIDATES": 3, "LAG_STEPS": 2, "RETRIEVE_ON_DEVICE": True}
+    settings |= {
+      "NUM_CANDIDATES": 3,
+      "LAG_STEPS": 2,
+      "RETRIEVE_ON_DEVICE": True,
+    }
   else:
     settings |= {"NUM_READ": 3, "SWAP_SNAPSHOTS": False}
     settings["TRAIN_QUESTIONS"] = viewed.question_file
