@@ -24,6 +24,7 @@ import numpy as np
 
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
+from realm_jax.settings import accepts
 from realm_jax.storage.json_files import read_object, require_unicode
 from realm_jax.text.languages import require_language, words_longer_than
 
@@ -269,7 +270,7 @@ def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_anchors(fields: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns fields with the text and the links of sentences with anchors."""
   sentences, text, links, before = fields["text_with_links"], "", [], 0
-  if not all(isinstance(one, str) for one in sentences):
+  if not accepts(list[str], sentences):
     raise InputError("'text_with_links' has others than sentences")
   marked = "".join(sentences)
   for anchor in _ANCHOR.finditer(marked):

@@ -16,7 +16,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -25,6 +25,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus.shard import Shard
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
+from realm_jax.settings import accepts
 
 # A filter, as in JSON.
 Where: TypeAlias = Mapping[str, Any]
@@ -36,6 +37,11 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
   "lt": operator.lt,
   "lte": operator.le,
 }
+
+# What a filter may say of a field.
+_Value: TypeAlias = str | int | float | bool
+_Bounds: TypeAlias = dict[Literal["gt", "gte", "lt", "lte"], str | int | float]
+_Condition: TypeAlias = _Value | list[_Value] | _Bounds
 
 
 def allowed_rows(corpus: Corpus, where: Where) -> Bool[np.ndarray, " N"]:
@@ -70,14 +76,10 @@ def _check(where: Where, corpus: Corpus) -> None:
       f"{', '.join(known)}: build it with --fields={','.join(sorted(unknown))}"
     )
   for name, wanted in where.items():
-    if not isinstance(wanted, dict):
-      continue
-    if not wanted.keys() <= _BOUNDS.keys() or not all(
-      isinstance(bound, str | int | float) for bound in wanted.values()
-    ):
+    if not (accepts(_Condition, wanted) and wanted != {}):
       raise RealmError(
         f"the filter of {name!r} is {wanted}; want {', '.join(_BOUNDS)}, each "
-        "with a text or a number"
+        "with a text or a number, or else a value, or a list of values"
       )
 
 

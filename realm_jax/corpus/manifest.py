@@ -170,7 +170,7 @@ def _parse(path: epath.Path) -> Manifest | None:
       files_of(manifest)
   except (FileNotFoundError, NotADirectoryError):
     return None
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version != FORMAT_VERSION:
     raise CorpusError(

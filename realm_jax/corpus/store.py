@@ -337,6 +337,11 @@ class Corpus:
   def _id_order(self) -> Int[np.ndarray, " N"]:
     return np.argsort(self.block_ids, kind="stable").astype(np.int32)
 
+  @functools.cached_property
+  def _removed_ids(self) -> frozenset[int]:
+    ids = [shard.array("block_ids")[shard.removed] for shard in self.shards]
+    return frozenset(np.concatenate(ids).tolist())
+
   def rows_of(
     self, ids: Int[np.ndarray, "*s"] | np.int64
   ) -> Int[np.ndarray, "*s"]:
@@ -348,12 +353,14 @@ class Corpus:
 
   def document_rows(self, document_id: str) -> Int[np.ndarray, " n"]:
     """Returns the rows of a document's blocks, int32; none if it is missing."""
-    rows = list[int]()
+    rows, ordinal = list[int](), 0
     while True:
-      number = block_id(self.name, document_id, len(rows))
-      if (row := int(self.rows_of(np.int64(number)))) == NULL_ROW:
+      number = block_id(self.name, document_id, ordinal)
+      if (row := int(self.rows_of(np.int64(number)))) != NULL_ROW:
+        rows.append(row)
+      elif number not in self._removed_ids:
         return np.array(rows, np.int32)
-      rows.append(row)
+      ordinal += 1
 
   # --- One block --------------------------------------------------------
 

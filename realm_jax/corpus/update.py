@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,6 +58,8 @@ from realm_jax.text.salient_spans import Tagger
 
 # Approximate number of existing blocks in which phrases are counted.
 _SAMPLE = 10_000
+# Files that belong to versions.
+_OURS = re.compile(rf"(shard-[^/]+|{manifests.REMOVED}|{manifests.VIEWS})/[^/]+")
 # Key of a document whose blocks have all been removed.
 _GONE = -1
 
@@ -185,6 +188,8 @@ def add_views(
   Updates keep the views. Raises the errors of `update_corpus`, and a
   `VocabularyError` if a model cannot be used.
   """
+  if workers < 1:
+    raise CorpusError(f"workers={workers}; give 1 or more")
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
     made = parse_views(view, known=corpus.views)
@@ -231,10 +236,9 @@ def _changing(
         for version in (*manifests.earlier_versions(directory), None)
         for file in files_of(manifests.read(directory, version=version))
       }
-      ours = ("shard-", manifests.REMOVED, manifests.VIEWS)
       for name in {*sizes_below(directory)} - named:
         path = Path(directory, name)
-        if path.parent.name.startswith(ours):
+        if _OURS.fullmatch(name):
           path.unlink()
           if not any(path.parent.iterdir()):
             path.parent.rmdir()

@@ -91,7 +91,8 @@ def read_vocabulary(
       )
   # Ids without a piece are rows of the model that no text has.
   pieces = [
-    by_id.get(number, _placeholder(number)) for number in range(max(by_id) + 1)
+    by_id.get(number, _placeholder(number))
+    for number in range(max(by_id, default=-1) + 1)
   ]
   _check(pieces, source=str(file))
   said = _read_normalization(folder)
