@@ -65,19 +65,10 @@ _UPDATE = flags.DEFINE_bool(
   "Update the corpus at --output_dir by document ids, or add a --view to it.",
 )
 _OF_BUILDS = (
-  *("output_dir", "vocab", "block_length", "language", "cased", "tagger"),
-  *(
-    "fields",
-    "drop_titles",
-    "links",
-    "link_table",
-    "unescape_html",
-    "skip_bad_lines",
-    "overwrite",
-    "name",
-  ),
-  *("remove_duplicates", "view", "workers", "runner", "pipeline_options"),
-)
+  "output_dir vocab block_length language cased tagger fields drop_titles "
+  "links link_table unescape_html skip_bad_lines overwrite name "
+  "remove_duplicates view workers runner pipeline_options"
+).split()
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)
 
 

@@ -67,7 +67,7 @@ class DocumentSource:
   (in total), `title_keys` (sorted) and `has_links` are known. `summary` counts
   rows with dropped titles and, if bad lines are skipped, rows that are
   malformed or repeat an id. Equal records of a data set without ids become
-  separate documents. With a `link_table`, its links are added to the documents.
+  separate documents. The links of the file `link_table` are added to documents.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -80,9 +80,10 @@ class DocumentSource:
     reader: RowReader,
     *,
     skip_bad_lines: bool = False,
-    link_table: LinkTable | None = None,
+    link_table: epath.PathLike | None = None,
   ):
-    self.reader, self._link_table = reader, link_table
+    self.reader = reader
+    self._link_table = LinkTable(link_table) if link_table else None
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
     self._files = _open(inputs, reader.fields, self.summary.skipped)

@@ -34,7 +34,6 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
-from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.linker import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource, Input, named
@@ -59,7 +58,9 @@ from realm_jax.text.salient_spans import Tagger
 # Approximate number of existing blocks in which phrases are counted.
 _SAMPLE = 10_000
 # Files that belong to versions.
-_OURS = re.compile(rf"(shard-[^/]+|{manifests.REMOVED}|{manifests.VIEWS})/[^/]+")
+_OURS = re.compile(
+  rf"(shard-[^/]+|{manifests.REMOVED}|{manifests.VIEWS})/[^/]+"
+)
 # Key of a document whose blocks have all been removed.
 _GONE = -1
 
@@ -112,7 +113,7 @@ def update_corpus(
     >>> update_corpus([text], "news").version
     2
   """
-  require_readable(*named(inputs), *([link_table] if link_table else []))
+  require_readable(*named(inputs), link_table)
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
     summary = UpdateSummary(version=corpus.version)
@@ -128,9 +129,8 @@ def update_corpus(
       reads_links=corpus.link_source != "none",
       of_update=True,
     )
-    table = LinkTable(link_table) if link_table else None
     source = DocumentSource(
-      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=link_table
     )
     summary.new = source.summary
 
