@@ -395,12 +395,12 @@ def _find_duplicates(
   summary.skipped["blocks that equal an earlier one"] += num_duplicates
   summary.blocks -= num_duplicates
   parts = np.split(is_duplicate, limits[:-1])
-  for shard, found in zip(shards, parts, strict=True):
-    if found.any():
+  for shard, is_removed in zip(shards, parts, strict=True):
+    if is_removed.any():
       shard["removed"] = write_removed(
         staging,
         shard["name"],
-        found,
+        is_removed,
         prefix="duplicates",
         array=functools.partial(load, shard["name"]),
       )

@@ -75,11 +75,11 @@ def _check(where: Where, corpus: Corpus) -> None:
       f"{corpus.source} keeps no field {sorted(unknown)}; it has "
       f"{', '.join(known)}: build it with --fields={','.join(sorted(unknown))}"
     )
-  for name, wanted in where.items():
-    if not (accepts(_Condition, wanted) and wanted != {}):
+  for name, condition in where.items():
+    if not (accepts(_Condition, condition) and condition != {}):
       raise RealmError(
-        f"the filter of {name!r} is {wanted}; want {', '.join(_BOUNDS)}, each "
-        "with a text or a number, or else a value, or a list of values"
+        f"the filter of {name!r} is {condition}; want {', '.join(_BOUNDS)}, "
+        "each with a text or a number, or else a value, or a list of values"
       )
 
 
@@ -98,26 +98,26 @@ def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
   for number in np.flatnonzero(allowed).tolist() if kept else ():
     fields = shard.fields(number)
     allowed[number] = all(
-      _fits(fields.get(name), wanted) for name, wanted in kept.items()
+      _fits(fields.get(name), condition) for name, condition in kept.items()
     )
   return np.repeat(allowed, np.diff(shard.array("document_starts")))
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits(value: Any, condition: Any) -> bool:
   """Returns whether a field matches a filter."""
   if isinstance(value, list):
-    return any(_fits(one, wanted) for one in value)
-  if isinstance(wanted, list):
-    return any(_fits(value, one) for one in wanted)
-  if not isinstance(wanted, dict):
+    return any(_fits(one, condition) for one in value)
+  if isinstance(condition, list):
+    return any(_fits(value, one) for one in condition)
+  if not isinstance(condition, dict):
     # JSON's `true` is not the number 1.
-    return isinstance(value, bool) == isinstance(wanted, bool) and (
-      value == wanted
+    return isinstance(value, bool) == isinstance(condition, bool) and (
+      value == condition
     )
   # Texts and numbers are not compared with each other.
   return all(
     isinstance(bound, str) == isinstance(value, str)
     and value is not None
     and _BOUNDS[name](value, bound)
-    for name, bound in wanted.items()
+    for name, bound in condition.items()
   )

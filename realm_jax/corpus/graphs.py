@@ -26,12 +26,12 @@ def expanded(
   flat = seeds.reshape(-1)
   linked, others = map(_targets, (corpus.edges(flat), corpus.siblings(flat)))
   neighbours = map(itertools.chain, linked, others)
-  for own, of_query in zip(rows, seeds.tolist(), strict=True):
+  for graph, of_query in zip(rows, seeds.tolist(), strict=True):
     queues = itertools.islice(neighbours, len(of_query))
     turns = itertools.chain(*itertools.zip_longest(*queues))
     blocks = dict.fromkeys(itertools.chain(of_query, turns))
     kept = [row for row in blocks if row not in (None, NULL_ROW)][:size]
-    own[: len(kept)] = kept
+    graph[: len(kept)] = kept
   return rows
 
 

@@ -106,8 +106,9 @@ class Linker:
       if not (document.links or document.table_links)
     ]
     if self.mentions is not None and plain:
-      found = self.mentions.find([documents[number].text for number in plain])
-      for text, key, (start, limit) in zip(*map(list, found), strict=True):
+      texts = [documents[number].text for number in plain]
+      mentions = self.mentions.find(texts)
+      for text, key, (start, limit) in zip(*map(list, mentions), strict=True):
         yield int(key), plain[text], "", "", int(start), int(limit)
 
 

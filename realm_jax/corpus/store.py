@@ -124,10 +124,10 @@ class Block:
   @functools.cached_property
   def salient_span_kinds(self) -> Int[np.ndarray, " p"]:
     """The kind of each salient span, an index of the corpus's `span_kinds`."""
-    found = self.shard.item(
+    numbers = self.shard.item(
       "salient_span_kinds", self.position, of="salient_spans"
     )
-    return self.shard.kinds[found]
+    return self.shard.kinds[numbers]
 
 
 # The null block, which stands for no evidence. It has no words, and is not in
@@ -372,8 +372,8 @@ class Corpus:
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard = self.shards[number]
-    own = np.array([row - self._first_rows[number]])
-    return Block(row, shard, int(shard.positions(own)[0]))
+    index = np.array([row - self._first_rows[number]])
+    return Block(row, shard, int(shard.positions(index)[0]))
 
   # --- Many blocks ------------------------------------------------------
 

@@ -192,14 +192,14 @@ def add_views(
     raise CorpusError(f"workers={workers}; give 1 or more")
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
-    made = parse_views(view, known=corpus.views)
+    makers = parse_views(view, known=corpus.views)
     first = before["shards"][0]["name"]
     paths = [corpus.local(f"{first}/{name}.npy") for name in TEXTS]
     stride = sum(len(s.array("bodies")) for s in corpus.shards) // LEARNED_BYTES
     rows = range(0, corpus.num_blocks, stride + 1)
     views = {
       name: make(t for b in map(corpus.block, rows) for t in (b.title, b.text))
-      for name, make in made.items()
+      for name, make in makers.items()
     }
     write = functools.partial(write_views, views, paths[0].parents[1], staging)
     written = map_in_processes(write, before["shards"], workers)
@@ -275,8 +275,8 @@ class _ExistingDocuments:
     """Returns the number of a document."""
     key = block_id(self.corpus.name, document_id, 0)
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
-    found = int(self._order[index]) if index < len(self._order) else -1
-    return found if found >= 0 and self._keys[found] == key else None
+    number = int(self._order[index]) if index < len(self._order) else -1
+    return number if number >= 0 and self._keys[number] == key else None
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
@@ -312,25 +312,25 @@ def _changed(
   """Yields new and changed documents; removes the ones they replace."""
   corpus = existing.corpus
   for change in source.documents():
-    found = existing.find(change.id)
-    if change.is_removal and found is None:
+    number = existing.find(change.id)
+    if change.is_removal and number is None:
       source.refuse(
         f"{change.place}: nothing to remove, no document has the id "
         f"{change.id!r} in version {corpus.version} of {corpus.source}",
         "unknown ids to remove",
       )
     elif change.is_removal or source.reader.dropped(change):
-      if found is not None:
+      if number is not None:
         summary.removed += 1
-        existing.remove(found)
-    elif found is None:
+        existing.remove(number)
+    elif number is None:
       summary.added += 1
       yield change
-    elif existing.hashes[found] == change.hash:
+    elif existing.hashes[number] == change.hash:
       summary.unchanged += 1
     else:
       summary.replaced += 1
-      existing.remove(found)
+      existing.remove(number)
       yield change
 
 

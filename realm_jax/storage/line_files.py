@@ -33,14 +33,14 @@ def decompressed(path: epath.PathLike) -> PurePath:
 
 def contents_of(path: epath.PathLike) -> bytes:
   """Returns a file's decompressed contents, up to `LONGEST_LINE` bytes."""
-  found = bytearray()
+  contents = bytearray()
   for chunk in _chunks(str(path)):
-    found += chunk
-    if len(found) > LONGEST_LINE:
+    contents += chunk
+    if len(contents) > LONGEST_LINE:
       raise RealmError(
         f"it has over {LONGEST_LINE >> 20} MiB; cut it into files"
       )
-  return bytes(found)
+  return bytes(contents)
 
 
 def lines_of(path: epath.PathLike) -> Iterator[bytes]:
