@@ -44,10 +44,10 @@ ROWS = [article(f"d{i}", seed=i, sentences=1 + i % 5) for i in range(12)]
 
 def contents(corpus: Corpus) -> dict[int, tuple]:
   """All that is known of each block, by its id."""
-  found = {}
+  blocks = {}
   for row, name in enumerate(corpus.block_ids.tolist()):
     block = corpus.block(row)
-    found[name] = (
+    blocks[name] = (
       *(block.id, block.title, block.url, block.text),
       *(block.token_ids.tolist(), block.title_length),
       *(block.byte_ranges.tolist(), block.sentences.tolist()),
@@ -56,7 +56,7 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
       int(corpus.content_hashes[row]),
       int(corpus.lengths[row]),
     )
-  return found
+  return blocks
 
 
 def require_consistent(corpus: Corpus) -> None:

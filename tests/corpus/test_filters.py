@@ -40,8 +40,8 @@ def corpus(build):
 def test_blocks_of_documents_whose_fields_fit_are_let_through(
   corpus, where, documents
 ):
-  found = np.flatnonzero(allowed_rows(corpus, where)).tolist()
-  assert found == [
+  rows = np.flatnonzero(allowed_rows(corpus, where)).tolist()
+  assert rows == [
     row
     for row in range(corpus.num_blocks)
     if corpus.block(row).document_id in documents

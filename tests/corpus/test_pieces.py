@@ -129,8 +129,8 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(
   pytest.importorskip("apache_beam", reason="Beam is an extra")
 
   def files(directory):
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory): path.read_bytes() for path in found}
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory): path.read_bytes() for path in paths}
 
   # Workers are given the phrases that recur in the whole corpus. The emulator
   # of a store drops a carriage return that ends a file, hence the name.
@@ -143,9 +143,9 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(
   here = build_with("here", **settings)
   assert files(build_with("two", workers=2, **settings)) == files(here)
   target = epath.Path(object_store.path(f"beam/{tmp_path.name}"))
-  found = Corpus.open(build_with(target, runner="DirectRunner", **settings))
-  assert found.fingerprint == Corpus.open(here).fingerprint
-  require_consistent(found)
+  built = Corpus.open(build_with(target, runner="DirectRunner", **settings))
+  assert built.fingerprint == Corpus.open(here).fingerprint
+  require_consistent(built)
   assert {p.name for p in target.iterdir()} == {p.name for p in here.iterdir()}
 
 

@@ -107,16 +107,16 @@ def test_a_bucket_that_is_not_there(object_store, require):
 
 
 @pytest.mark.parametrize(
-  ("method", "said"),
+  ("method", "message"),
   [
     ("GET", r"cannot be read: .*roles/stor"),
     ("POST", "cannot be written: .*refuses"),
     ("DELETE", "cannot be removed: .*refuses"),
   ],
 )
-def test_a_bucket_that_may_not_be_used(object_store, method, said):
+def test_a_bucket_that_may_not_be_used(object_store, method, message):
   object_store.inject(StoreFault("refuse", f"^{method}", status=403, times=9))
-  with pytest.raises(StoreAccessError, match=said):
+  with pytest.raises(StoreAccessError, match=message):
     require_writable(object_store.path("access/run"))
   object_store.inject()
   for name in object_store.names("access/run"):

@@ -127,8 +127,8 @@ def test_a_process_that_was_suspended_ends_when_it_wakes(
     os.kill(zombie.pid, signal.SIGSTOP)
     with sole_process(directory) as check:
       os.kill(zombie.pid, signal.SIGCONT)
-      said, _ = zombie.communicate("check\n", timeout=60)
-      assert "has another trainer now" in said
+      printed, _ = zombie.communicate("check\n", timeout=60)
+      assert "has another trainer now" in printed
       check()
 
 

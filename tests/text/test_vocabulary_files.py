@@ -92,14 +92,14 @@ def test_the_files_beside_a_vocabulary_say_how_text_is_normalized(
 ):
   for name, content in files.items():
     write_json(vocab.parent / f"{name}.json", content)
-  found = read_vocabulary(vocab, **arguments)
+  vocabulary = read_vocabulary(vocab, **arguments)
   if expected == "cased":
     expected = Normalization.of(cased=True)
-  assert found.normalization == expected
-  write_vocabulary(vocab.parent, found)
+  assert vocabulary.normalization == expected
+  write_vocabulary(vocab.parent, vocabulary)
   again = read_vocabulary(vocab)
-  assert (again.pieces, again.normalization) == (found.pieces, expected)
-  assert again.digest == found.digest
+  assert (again.pieces, again.normalization) == (vocabulary.pieces, expected)
+  assert again.digest == vocabulary.digest
   # Another normalization is another vocabulary.
   hashes = {
     WordpieceVocabulary(PIECES, one).digest
