@@ -108,6 +108,15 @@ def test_links_that_are_none_are_refused(links, message):
   assert RowReader(reads_links=False).read(line).links == []
 
 
+def test_a_link_to_a_title_without_words_leads_nowhere(build, tmp_path):
+  table = tmp_path / "links.tsv"
+  table.write_text("Velt\t_\n")
+  linked = row("Velt", "Ada.", ["&nbsp;", {"title": "_"}, "Ada"])
+  rows = [linked, {"title": "", "text": "Ada."}, row("Ada", "Velt.")]
+  corpus = build(rows, link_table=str(table))
+  assert followed(corpus) == [["Ada:0"], [], []]
+
+
 def test_a_corpus_without_links_is_what_it_was(build):
   corpus = build(ROWS, block_length=16)
   record = manifest.read(corpus.source)
@@ -321,3 +330,5 @@ def test_anchors_of_hotpotqas_wikipedia_are_links():
   document = RowReader().read(json.dumps(line).encode())
   assert document.text == "Velt & the café was."
   assert document.links == [("Café Stone", "", 11, 15)]
+  with pytest.raises(InputError, match="others than sentences"):
+    RowReader().read(b'{"text": "", "text_with_links": null}')

@@ -210,35 +210,22 @@ def _in_memory(folder, rows):
   return rows
 
 
-FORMATS = [
-  *(
-    _in_memory,
-    _json_of_contents,
-    _dpr,
-    _parquet,
-    _dataset,
-    _markdown,
-    _without_ending,
-  )
-]
-
-
-@pytest.mark.parametrize("write", FORMATS)
-def test_each_format_gives_the_corpus_of_its_json_lines(
-  tmp_path, vocab_file, write
-):
-  def fingerprint(source, target, **arguments):
-    arguments |= {"vocab": vocab_file, "name": "corpus", "shard_bytes": 1}
+def test_each_format_gives_the_corpus_of_its_json_lines(tmp_path, vocab_file):
+  def fingerprint(source, target):
     inputs = source if isinstance(source, list) else [str(source)]
-    build_corpus(inputs, tmp_path / target, **arguments)
-    return Corpus.open(tmp_path / target).fingerprint
+    build_corpus(inputs, target, vocab=vocab_file, name="corpus", shard_bytes=1)
+    return Corpus.open(target).fingerprint
 
-  (folder := tmp_path / "input").mkdir()
-  source = write(folder, _ROWS)
-  expected = fingerprint(write_lines(tmp_path / "a.jsonl", _ROWS), "lines")
-  # Processes take seconds to start, and none of them reads the input.
-  workers = 2 if write is _parquet else 1
-  assert fingerprint(source, "corpus", workers=workers) == expected
+  lines = write_lines(tmp_path / "a.jsonl", _ROWS)
+  expected = fingerprint(lines, tmp_path / "lines")
+  for write in (
+    *(_in_memory, _json_of_contents, _dpr, _parquet, _dataset, _markdown),
+    _without_ending,
+  ):
+    (folder := tmp_path / write.__name__).mkdir()
+    source = write(folder, _ROWS)
+    target = tmp_path / f"corpus{write.__name__}"
+    assert fingerprint(source, target) == expected, write
 
 
 def test_folders_on_an_object_store(object_store, tmp_path):

@@ -88,6 +88,7 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
   ]
   corpus = build(rows, block_length=10, remove_duplicates=True, shard_bytes=1)
   assert [corpus.block(row).id for row in range(2)] == ["a:0", "b:1"]
+  assert [corpus.document_rows(n).tolist() for n in "abc"] == [[0], [1], []]
   skipped = corpus.summary["skipped"]
   assert skipped == {"blocks that equal an earlier one": 2}
   # One that lost its first block is still known, and still the same.
@@ -162,8 +163,11 @@ def test_all_versions_stay_until_their_manifest_is_removed(corpus, update):
     (corpus.source / manifest.manifest_path(version)).unlink()
   with pytest.raises(CorpusError, match=r"has versions \[4, 5\]"):
     Corpus.open(corpus.source, version=3)
-  # The next update removes what no version names.
+  # The next update removes what no version names, and nothing else.
+  copy = corpus.source / "mine" / "shard-00000"
+  shutil.copytree(corpus.source / copy.name, copy)
   update([])
+  assert len([*copy.iterdir()]) > 9
   require_all_named(corpus.source)
 
 

@@ -145,6 +145,8 @@ def test_what_makes_no_view_is_said(corpus, vocab_file):
   ):
     with pytest.raises(RealmError, match=message):
       add_views(source, [view])
+  with pytest.raises(CorpusError, match="workers=0; give 1 or more"):
+    add_views(source, ["own:train:90"], workers=0)
   viewed = Corpus.open(source)
   with pytest.raises(CorpusError, match=r"no view 'mt5' \(it has t5\); add it"):
     viewed.view("mt5")

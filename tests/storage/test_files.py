@@ -19,7 +19,7 @@ from realm_jax.storage.access import (
 )
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
-from realm_jax.storage.line_files import lines_of
+from realm_jax.storage.line_files import IndexedLines, lines_of
 from realm_jax.storage.paths import read_bytes, upload_directory, version_of
 
 
@@ -82,6 +82,16 @@ def test_lines_are_the_same_however_they_are_compressed(
   if suffix:
     with pytest.raises(RealmError, match=rf"file\{suffix} cannot be decompr"):
       list(lines_of(path))
+
+
+def test_lines_are_read_in_any_order_from_their_places(tmp_path):
+  path = tmp_path / "file"
+  lines = [b"one\r\n", b"\r\n", b" \n", "é\n".encode(), b"last"]
+  path.write_bytes(b"".join(lines))
+  indexed = IndexedLines(path)
+  assert [indexed[i] for i in range(len(indexed))] == lines
+  path.write_bytes(b"".join(lines[:2]))
+  assert len(IndexedLines(path)) == 1
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(

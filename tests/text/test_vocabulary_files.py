@@ -60,6 +60,13 @@ def test_pieces_of_hugging_face_have_the_ids_that_its_files_give(tmp_path):
     read_vocabulary(tmp_path)
 
 
+def test_a_tokenizer_without_pieces_is_refused(tmp_path):
+  fast = {"model": {"type": "WordPiece", "vocab": {}}}
+  write_json(tmp_path / "tokenizer.json", fast)
+  with pytest.raises(VocabularyError, match=r"tokenizer.json has no \[PAD\]"):
+    read_vocabulary(tmp_path)
+
+
 @pytest.mark.parametrize(
   ("files", "arguments", "expected"),
   [
