@@ -78,9 +78,9 @@ def _script_of(character: str) -> str:
 
 
 def script(text: str) -> str:
-  """Returns the script, such as "Latin", of most characters in a sample.
+  """Returns the script, such as "Latin", of most letters in a sample.
 
-  It is empty if most are not letters.
+  It is empty if there are no letters.
   """
   if text.isascii():
     return "Latin" if any(map(str.isalpha, text[:_NUM_SAMPLED])) else ""

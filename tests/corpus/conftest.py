@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import block_id
@@ -57,6 +58,12 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
       int(corpus.lengths[row]),
     )
   return blocks
+
+
+def files(directory: epath.PathLike) -> dict[str, bytes]:
+  """The contents of all files of a folder."""
+  paths = (path for path in Path(directory).rglob("*") if path.is_file())
+  return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 def require_consistent(corpus: Corpus) -> None:

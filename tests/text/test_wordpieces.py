@@ -214,17 +214,17 @@ def test_a_trained_vocabulary_knows_its_script_and_ascii():
 def test_of_very_many_words_the_commonest_are_learned_from(monkeypatch):
   """As of a corpus as large as Wikipedia."""
   rng = np.random.default_rng(0)
-  letters = rng.choice([*string.ascii_lowercase], (3000, 8))
-  times = 6000 // np.arange(1, 3001)
+  letters = rng.choice([*string.ascii_lowercase], (1500, 8))
+  times = 3000 // np.arange(1, 1501)
   words = ["".join(row) for row in letters]
   texts = [f"{word} " * n for word, n in zip(words, times, strict=True)]
   whole = train_vocabulary(texts, 700)
-  monkeypatch.setattr(vocabulary_training, "_MOST_WORDS", 1500)
-  monkeypatch.setattr(vocabulary_training, "_MOST_PARTS", 36 * 1400)
+  monkeypatch.setattr(vocabulary_training, "_MOST_WORDS", 1000)
+  monkeypatch.setattr(vocabulary_training, "_MOST_PARTS", 36 * 900)
   learn, thresholds = vocabulary_training.learner.learn, []
 
   def counted(counts, *arguments, upper_thresh, **settings):
-    assert len(counts) <= 1400
+    assert len(counts) <= 900
     thresholds.append(upper_thresh)
     return learn(counts, *arguments, upper_thresh=upper_thresh, **settings)
 
@@ -233,7 +233,7 @@ def test_of_very_many_words_the_commonest_are_learned_from(monkeypatch):
   assert len(learned) == 700 and {*words[:300]} <= {*learned}
   assert len({*learned} & {*whole}) > 550
   # Lower thresholds are known to be too low.
-  assert min(thresholds) >= 6000 // 700
+  assert min(thresholds) >= 3000 // 700
   assert len(thresholds) < 10
 
 
