@@ -140,17 +140,16 @@ class BeamOverLinks:
       run.corpus, lasts, within_documents=self.within_documents
     )
     after = dict(zip(lasts, leads, strict=True))
-    options = list[list[int]]()
+    options, allowed = list[list[int]](), run.searchable
     for path in paths:
       rows = [*path.others]
       if path.rows:
         rows = [*after[path.rows[-1]][: self.max_links].tolist(), *rows]
-      left_out = {*path.rows, *run.hidden}
       options.append(
         [
           row
           for row in dict.fromkeys(() if path.is_whole else rows)
-          if row not in left_out and (run.allowed is None or run.allowed[row])
+          if row not in path.rows and allowed[row]
         ]
       )
     return options

@@ -46,7 +46,7 @@ class LinkedBlocks:
     Seeds keep their scores; the others have lower scores, in order.
     """
     found = run.search_blocks(token_ids, min(self.num_seeds, k))
-    rows = expanded(run.corpus, found.rows, k)
+    rows = expanded(run.corpus, found.rows, k, allowed=run.searchable)
     count = found.rows.shape[1]
     following = np.arange(1, k - count + 1, dtype=np.float32)
     others = found.scores[:, -1:] - following
