@@ -121,6 +121,15 @@ def distinct_blocks(
   return blocks, place[None]
 
 
+def retriever_inputs(
+  retriever: Retriever, query: Int[AnyArray, "b q"], candidates: Candidates
+) -> EncoderInputs:
+  """Returns the inputs of both towers, each distinct block once."""
+  blocks, index = distinct_blocks(retriever, candidates)
+  queries = TokenSequences(retriever.query_input(query))
+  return EncoderInputs(queries, blocks, index)
+
+
 def to_words(
   numbers: Int[np.ndarray, "*s"],
 ) -> UInt32[np.ndarray, "*s 2"]:

@@ -26,7 +26,7 @@ from realm_jax.settings import (
   PositiveInt,
 )
 from realm_jax.training.encoder_inputs import EncoderInputs, to_words
-from realm_jax.training.retrieval import Retrieval, rows_at
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -130,12 +130,10 @@ class Contrastive(Stage):
       hashes.append(given)
       is_block.append(given != 0)
     if self.retrieval is not None and found is not None:
-      rows = found.rows
-      has_answer = _has_answer(batch, rows, context)
-      positions = context.candidate_positions(
-        self.retrieval, batch, rows, dropped=has_answer
+      has_answer = _has_answer(batch, found.rows, context)
+      rows = context.candidate_rows(
+        self.retrieval, batch, found.rows, dropped=has_answer
       )
-      rows = np.asarray(rows_at(rows, positions))
       blocks.append(context.gather(rows))
       hashes.append(context.corpus.content_hashes[rows])
       is_block.append(rows != NULL_ROW)

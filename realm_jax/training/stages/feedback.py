@@ -15,7 +15,6 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
-from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import PRECISION, START_RETRIEVER
 from realm_jax.objectives.feedback import (
@@ -30,7 +29,7 @@ from realm_jax.settings import NonNegativeFloat, PositiveInt, Range
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
-  distinct_blocks,
+  retriever_inputs,
 )
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -176,10 +175,9 @@ class FeedbackLearning(Stage):
   def inputs(
     self, components: Components, batch: FeedbackBatch
   ) -> EncoderInputs:
-    retriever = components.retriever
-    blocks, index = distinct_blocks(retriever, batch.candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
-    return EncoderInputs(queries, blocks, index)
+    return retriever_inputs(
+      components.retriever, batch.query, batch.candidates
+    )
 
   def encoders(
     self, components: Components, params: Params, dropout_key: jax.Array | None

@@ -147,12 +147,8 @@ class OpenQa(Stage):
     assert found is not None
     assert context.answers is not None
     questions = batch.answers
-    has_answer = np.stack(
-      [
-        context.answers.contained(question, own)
-        for question, own in zip(questions, found.rows, strict=True)
-      ]
-    )
+    contained = map(context.answers.contained, questions, found.rows)
+    has_answer = np.stack([*contained])
     recall = has_answer[:, :5].any(axis=1).mean()
     preferred = has_answer if self.read_gold else None
     positions = context.candidate_positions(

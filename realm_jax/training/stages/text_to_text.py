@@ -5,7 +5,7 @@ query with each of them, and learns to write the target.
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, rows_at, take_candidates
+from realm_jax.training.retrieval import Retrieval, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -204,10 +204,7 @@ class TextToText(Stage):
       gold = None
       if self.read_gold:
         gold = masked_words.has_masked_words(batch, found.rows, corpus)
-      positions = context.candidate_positions(
-        self.retrieval, batch, found.rows, gold
-      )
-      rows = np.asarray(rows_at(found.rows, positions))
+      rows = context.candidate_rows(self.retrieval, batch, found.rows, gold)
     view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
     made = TextBatch(
@@ -285,10 +282,10 @@ class TextToText(Stage):
     read = TextInputs(tokens, batch.targets)
     if self.retrieval is None:
       return EncoderInputs(reader=read)
-    retriever = components.retriever
-    blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
-    return EncoderInputs(queries, blocks, index, read)
+    inputs = encoder_inputs.retriever_inputs(
+      components.retriever, batch.query, candidates
+    )
+    return inputs._replace(reader=read)
 
   def loss(
     self, encoders: Encoders, batch: TextBatch, inputs: EncoderInputs
@@ -349,14 +346,11 @@ class TextToText(Stage):
     )
     if self.retrieval is None:
       return WeightedLoss(reader_loss(values, form=self.loss_form), metrics)
-    settings: dict[str, Any] = {"form": self.loss_form}
-    if self.target_temperature is not None:
-      settings["temperature"] = self.target_temperature
-    lost = objective.loss(values, **settings)
+    weighted = objective.of(self.loss_form, self.target_temperature)(values)
     prior = lax.stop_gradient(log_prior)
     entropy = -jnp.sum(jnp.exp(prior) * prior, axis=-1)
     metrics["candidate_entropy"] = Average.of(entropy)
-    return WeightedLoss(lost.loss, {**metrics, **lost.metrics})
+    return WeightedLoss(weighted.loss, {**metrics, **weighted.metrics})
 
   @property
   def _objective(self) -> Objective:

@@ -27,7 +27,7 @@ from realm_jax.settings import NonNegativeFloat, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
-  distinct_blocks,
+  retriever_inputs,
 )
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.open_qa import answer_spans
@@ -58,7 +58,6 @@ class TwoHopBatch(NamedTuple):
     cells: Paths of these blocks.
     has_answer: Whether each path has a block that contains an answer.
     places: Cells of the paths to read.
-    read_query: Questions, as the reader reads them.
     read: Paths to read, each joined as one block.
     is_answer: Whether the span at each start with each width is an answer.
   """
@@ -69,7 +68,6 @@ class TwoHopBatch(NamedTuple):
   cells: Cells
   has_answer: Bool[AnyArray, "b p"]
   places: Int[AnyArray, "b k"]
-  read_query: Int[AnyArray, "b q"]
   read: Int[AnyArray, "b k l"]
   is_answer: Bool[AnyArray, "b k l w"]
 
@@ -166,11 +164,8 @@ class TwoHopQa(Stage):
     cells = paths.cells(first, second)
     scores = found.scores[:, beam:].reshape(second.shape)
     places = paths.to_read(found.scores[:, :beam], scores, cells, self.num_read)
-    contained = [
-      context.answers.contained(question, own)
-      for question, own in zip(batch.answers, found.rows, strict=True)
-    ]
-    has_answer = np.pad(np.stack(contained), ((0, 0), (1, 0)))
+    contained = map(context.answers.contained, batch.answers, found.rows)
+    has_answer = np.pad(np.stack([*contained]), ((0, 0), (1, 0)))
     # Positions of each path's blocks among the candidates.
     of_cells = _blocks_of_cells(beam, second.shape[-1])
     rows = np.concatenate([null, found.rows], axis=1)
@@ -186,7 +181,6 @@ class TwoHopQa(Stage):
       cells,
       np.any(has_answer[:, of_cells], axis=-1),
       places,
-      query,
       joined_blocks(tokens[examples, chosen], separator_id=reader.separator_id),
       _answers_of_paths(batch, rows[examples, chosen], context),
     )
@@ -214,7 +208,6 @@ class TwoHopQa(Stage):
       Cells(~none, np.full(none.shape, -1, np.int32)),
       none,
       np.tile(places, (size, 1)),
-      shapes.query,
       read,
       np.zeros((*read.shape, reader.max_answer_width), bool),
     )
@@ -222,13 +215,10 @@ class TwoHopQa(Stage):
   def inputs(self, components: Components, batch: TwoHopBatch) -> EncoderInputs:
     retriever = components.retriever
     hop_queries = batch.hop_queries.reshape(-1, batch.hop_queries.shape[-1])
-    blocks, index = distinct_blocks(retriever, batch.candidates)
-    return EncoderInputs(
-      TokenSequences(retriever.query_input(batch.query)),
-      blocks,
-      index,
-      components.token_reader.join(batch.read_query, batch.read),
-      TokenSequences(retriever.query_input(hop_queries)),
+    inputs = retriever_inputs(retriever, batch.query, batch.candidates)
+    return inputs._replace(
+      reader=components.token_reader.join(batch.query, batch.read),
+      hop_queries=TokenSequences(retriever.query_input(hop_queries)),
     )
 
   def loss(
