@@ -171,15 +171,15 @@ class CheckpointStore:
         f"or removed meanwhile: {error.__cause__ or error}"
       ) from error
 
-  def _read(self, step: int, item: str, wanted: PyTree[_Leaf] | None) -> PyTree:
+  def _read(self, step: int, item: str, like: PyTree[_Leaf] | None) -> PyTree:
     folder, stored = self._folder(step) / item, self.stored(step, item)
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      if wanted is None:
-        wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
-      _require_fit(f"{item} of {self._folder(step)}", stored, wanted)
-      restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+      if like is None:
+        like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
+      _require_fit(f"{item} of {self._folder(step)}", stored, like)
+      restore_args = ocp.checkpoint_utils.construct_restore_args(like)
       args = ocp.args.PyTreeRestore(
-        wanted, restore_args=restore_args, partial_restore=True
+        like, restore_args=restore_args, partial_restore=True
       )
       return handler.restore(folder, args=args)
 
@@ -211,8 +211,8 @@ class CheckpointStore:
       sha256: Digest of the vocabulary of the corpus or of the reader's view.
       name: `VOCABULARY` or `READER_VOCABULARY`, respectively.
     """
-    own = self.loop_item(step).get(name)
-    if own is not None and not np.array_equal(own, digest_bytes(sha256)):
+    digest = self.loop_item(step).get(name)
+    if digest is not None and not np.array_equal(digest, digest_bytes(sha256)):
       what, flag = "vocabulary", "--vocab=VOCAB of the corpus"
       if name == READER_VOCABULARY:
         what, flag = "view", "--view=NAME:spiece.model with the model"
@@ -226,8 +226,10 @@ class CheckpointStore:
     """Returns whether a step has the vectors of a whole corpus version."""
     if "vectors" not in self.items(step):
       return False
-    own = self.loop_item(step).get("vectors_corpus")
-    return own is not None and np.array_equal(own, digest_bytes(fingerprint))
+    digest = self.loop_item(step).get("vectors_corpus")
+    return digest is not None and np.array_equal(
+      digest, digest_bytes(fingerprint)
+    )
 
   # --- Writing ----------------------------------------------------------------
 
@@ -456,13 +458,13 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   return store, store.latest()
 
 
-def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
+def _require_fit(what: str, stored: PyTree, like: PyTree[_Leaf]) -> None:
   has, wants = (
     {
       jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    for tree in (stored, wanted)
+    for tree in (stored, like)
   )
   problems = [
     f"{path}: checkpoint has {has.get(path, 'nothing')}, model wants "

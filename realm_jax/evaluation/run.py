@@ -615,7 +615,7 @@ class TrainedRun:
 
   @property
   def searchable(self) -> Bool[np.ndarray, " n"]:
-    """Whether each block may be found: allowed by the filter, and not hidden."""
+    """Whether the filter allows each block, and it is not hidden."""
     allowed = np.ones(self.snapshot.index.num_blocks, bool)
     if self.allowed is not None:
       allowed = self.allowed.copy()

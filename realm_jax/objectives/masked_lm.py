@@ -44,9 +44,14 @@ class Objective(NamedTuple):
     return self.target is not None
 
   def of(
-    self, form: Form, temperature: float | None
+    self, form: Form, temperature: float | None = None
   ) -> Callable[[ObjectiveInputs], WeightedLoss]:
-    """Returns the loss in a form; without a temperature, it has its usual one."""
+    """Returns the loss in a form, by default with its usual temperature.
+
+    Example:
+      >>> OBJECTIVES["replug"].of("joint", temperature=0.1).keywords
+      {'form': 'joint', 'temperature': 0.1}
+    """
     settings = {} if temperature is None else {"temperature": temperature}
     return functools.partial(self.loss, form=form, **settings)
 

@@ -95,7 +95,7 @@ class RollingIndex:
       reader=setup.text_reader,
     )
     shapes = abstract_vectors(setup)
-    found = self._checkpoints.rolling_vectors(
+    vectors = self._checkpoints.rolling_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()
     )
     count = np.asarray(corpus.num_blocks, np.int32)
@@ -106,8 +106,8 @@ class RollingIndex:
       blocks=blocks,
       plan=plan_of(setup),
     )
-    if found is not None:
-      return state._replace(index=RollingIndexState(**found))
+    if vectors is not None:
+      return state._replace(index=RollingIndexState(**vectors))
     return state._replace(index=self._embedded(state, shapes, blocks))
 
   def _embedded(
@@ -119,7 +119,7 @@ class RollingIndex:
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
     num_blocks = setup.blocks_of_device(of_device * mesh.size)
     at_once = mesh.size * num_blocks
-    placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     refresh = jax.jit(
       sharding.under(
         setup.config.mesh.all_axis_rules,
@@ -129,10 +129,10 @@ class RollingIndex:
         mesh=mesh,
       ),
       donate_argnums=1,
-      out_shardings=placed,
+      out_shardings=shardings,
     )
 
-    @functools.partial(jax.jit, out_shardings=placed)
+    @functools.partial(jax.jit, out_shardings=shardings)
     def without_vectors() -> RollingIndexState:
       is_block = jnp.arange(capacity) < setup.num_blocks
       return RollingIndexState(
@@ -162,8 +162,8 @@ def abstract_vectors(setup: StepSetup) -> RollingIndexState:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.components.retriever.vector_size
   capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
-  placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
-  abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
+  by_rows = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
+  abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=by_rows)
   return RollingIndexState(
     abstract((capacity, size), jnp.dtype(dtype)),
     abstract((capacity,), jnp.int32),

@@ -125,13 +125,13 @@ def load_blocks(
     index: Any, abstract: Any, read: Callable[[Any], np.ndarray]
   ) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)
-    found = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
+    array = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
     last = min(stop, corpus.num_blocks)
     for first in range(start, last, _ROWS_PER_COPY):
       rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
       part = read(rows)
-      found[rows - start, : part.shape[1]] = part
-    return found
+      array[rows - start, : part.shape[1]] = part
+    return array
 
   def on_devices(abstract: Any, read: Callable[[Any], np.ndarray]) -> jax.Array:
     return jax.make_array_from_callback(
@@ -253,8 +253,8 @@ def refresh_oldest(
     # A block prefix must not turn padding into a sequence.
     inputs = jnp.asarray(inputs) * is_block[:, None]
     # Rows past the last are dropped.
-    taken = jnp.where(is_block, rows, len(steps))
-    return sequences.padded(inputs, blocks.marks[2][kept]), taken
+    written = jnp.where(is_block, rows, len(steps))
+    return sequences.padded(inputs, blocks.marks[2][kept]), written
 
   def put(
     dated: RollingIndexState,
@@ -267,7 +267,7 @@ def refresh_oldest(
       dated.steps.at[rows].set(step, mode="drop"),
     )
 
-  inputs, taken = on_each_device(
+  inputs, rows = on_each_device(
     take, in_specs=(divided, BlockArrays.partitions())
   )(dated.steps, blocks)
   # Model-parallel devices compute on the same rows, although each holds
@@ -276,7 +276,7 @@ def refresh_oldest(
     inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
   )
   vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
-  return on_each_device(put, in_specs=divided)(dated, taken, vectors)
+  return on_each_device(put, in_specs=divided)(dated, rows, vectors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,13 +388,13 @@ def _gather_candidates(
     is_null = positions == NULL_ROW
 
     def fetch(array: Shaped[Array, "n c"], null: Int[Array, " l"]) -> Any:
-      found = _fetch(
+      fetched = _fetch(
         lambda local: array[local][..., : len(null)].astype(jnp.uint32),
         kept_rows,
         rows_of_device=len(array),
       ).astype(jnp.int32)
-      found = jnp.pad(found, ((0, 0), (first, 0), (0, 0)))
-      return jnp.where(is_null[..., None], null, found)
+      fetched = jnp.pad(fetched, ((0, 0), (first, 0), (0, 0)))
+      return jnp.where(is_null[..., None], null, fetched)
 
     dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
     dropout_ids = jnp.pad(dropout_ids, ((0, 0), (first, 0)))
@@ -460,10 +460,12 @@ def _fetch(
   everyone = lax.all_gather(rows, BATCH_AXES, tiled=True)
   local = everyone - lax.axis_index(MESH_AXES) * rows_of_device
   is_own = (local >= 0) & (local < rows_of_device)
-  found = look_up(jnp.clip(local, 0, rows_of_device - 1))
-  found = jnp.where(is_own[..., None], found, 0)
-  found = lax.psum_scatter(found, BATCH_AXES, scatter_dimension=0, tiled=True)
+  fetched = look_up(jnp.clip(local, 0, rows_of_device - 1))
+  fetched = jnp.where(is_own[..., None], fetched, 0)
+  fetched = lax.psum_scatter(
+    fetched, BATCH_AXES, scatter_dimension=0, tiled=True
+  )
   if lax.axis_size(MODEL_AXIS) > 1:
     # The devices of a group have the same queries.
-    found = lax.psum(found, MODEL_AXIS)
-  return found
+    fetched = lax.psum(fetched, MODEL_AXIS)
+  return fetched

@@ -183,6 +183,8 @@ def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
 def test_a_run_that_fails_saves_what_is_good(fault, raised, saved):
   events, error = _run(**fault)
   assert isinstance(error, raised)
-  assert ("a checkpoint is good" in str(error)) == (raised is NonFiniteLossError)
+  assert ("a checkpoint is good" in str(error)) == (
+    raised is NonFiniteLossError
+  )
   assert _saved(events) == saved
   assert ("step", 4) not in events

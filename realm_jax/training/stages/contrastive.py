@@ -125,10 +125,10 @@ class Contrastive(Stage):
     blocks, hashes = [batch.array("block")[:, None]], [sources[:, :1]]
     is_block = [np.ones((size, 1), bool)]
     if self.num_negatives:
-      given = batch.array("negative_hashes")
+      negative_hashes = batch.array("negative_hashes")
       blocks.append(batch.array("negatives"))
-      hashes.append(given)
-      is_block.append(given != 0)
+      hashes.append(negative_hashes)
+      is_block.append(negative_hashes != 0)
     if self.retrieval is not None and found is not None:
       has_answer = _has_answer(batch, found.rows, context)
       rows = context.candidate_rows(

@@ -250,7 +250,7 @@ class Pretraining(Stage):
     tokens = batch.candidates.tokens
     objective = OBJECTIVES[self.objective]
     scores = encoders.candidate_scores(inputs)
-    found = masked_words.loss_given_blocks(
+    weighted = masked_words.loss_given_blocks(
       encoders,
       batch.masks,
       tokens,
@@ -264,4 +264,4 @@ class Pretraining(Stage):
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)
     recall = Average.of(jnp.asarray(has_words).any(axis=(1, 2)))
-    return found._replace(metrics={**found.metrics, "recall": recall})
+    return weighted._replace(metrics={**weighted.metrics, "recall": recall})

@@ -138,12 +138,12 @@ class ServedReader(Stage):
       for row in own
     ]
     scored = self.language_model.score(texts, context.step)
-    made = ScoredBatch(
+    features = ScoredBatch(
       batch.array("query"),
       Candidates.of(context.gather(rows)),
       scored.log_likelihoods.reshape(rows.shape),
     )
-    return made, scored.metrics
+    return features, scored.metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> ScoredBatch:
     scores = np.zeros(shapes.candidates.shape[:2], np.float32)
@@ -162,15 +162,15 @@ class ServedReader(Stage):
     p(z|x) is a softmax over these candidates. An example with fewer than two of
     them does not count.
     """
-    given = jnp.asarray(batch.log_likelihood)
-    has_score = given > -jnp.inf
+    log_likelihood = jnp.asarray(batch.log_likelihood)
+    has_score = log_likelihood > -jnp.inf
     counts = has_score.sum(axis=-1) > 1
     is_read = has_score | ~counts[:, None]
     scores = encoders.candidate_scores(inputs)
     log_prior = jax.nn.log_softmax(
       jnp.where(is_read, scores, -jnp.inf), axis=-1
     )
-    likelihood = jnp.where(counts[:, None], given, 0.0)
+    likelihood = jnp.where(counts[:, None], log_likelihood, 0.0)
     # The objectives see a text as a single token.
     weights = counts[:, None].astype(jnp.float32)
     values = ObjectiveInputs(

@@ -207,7 +207,7 @@ class TextToText(Stage):
       rows = context.candidate_rows(self.retrieval, batch, found.rows, gold)
     view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
-    made = TextBatch(
+    features = TextBatch(
       query,
       None,
       reader_texts.prompt_ids(reader, view, texts),
@@ -217,12 +217,12 @@ class TextToText(Stage):
       hashes = np.zeros(len(query), np.int64)
       if self.drop_source:
         hashes = batch.array("source_hash")
-      return made._replace(source_hash=to_words(hashes)), {}
+      return features._replace(source_hash=to_words(hashes)), {}
     candidates = Candidates.of(
       corpus.gather(rows, context.block_length),
       reader_texts.passage_ids(reader, view, rows),
     )
-    return made._replace(candidates=candidates), {}
+    return features._replace(candidates=candidates), {}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TextBatch:
     reader = self._reader(shapes.components)
@@ -301,7 +301,7 @@ class TextToText(Stage):
     # target, they come from a reader without dropout.
     has_own_pass = drops and objective.target == "likelihood"
     is_compared = objective.target in (None, "likelihood")
-    found = encoders.apply(
+    likelihoods = encoders.apply(
       "reader",
       inputs.reader,
       single=is_compared and not has_own_pass and self.retrieval is not None,
@@ -310,17 +310,17 @@ class TextToText(Stage):
     weights = (jnp.asarray(batch.targets) != PAD_ID).astype(jnp.float32)
     metrics = {
       "exact_targets": Average.of(
-        (found.is_best | (weights == 0)).all(axis=-1)
+        (likelihoods.is_best | (weights == 0)).all(axis=-1)
       ),
-      "token_accuracy": Average.of(found.is_best, weights),
+      "token_accuracy": Average.of(likelihoods.is_best, weights),
     }
-    if found.fused is not None:
-      metrics["log_likelihood"] = Average.of(found.fused, weights)
+    if likelihoods.fused is not None:
+      metrics["log_likelihood"] = Average.of(likelihoods.fused, weights)
     log_prior = jnp.zeros((len(weights), 1))
     if self.retrieval is not None:
       scores = encoders.candidate_scores(inputs)
       log_prior = jax.nn.log_softmax(scores, axis=-1)
-    single = found.single
+    single = likelihoods.single
     if has_own_pass:
       single = (
         encoders.frozen("reader")
@@ -339,10 +339,10 @@ class TextToText(Stage):
       target = getattr(attended, str(objective.target))
     values = ObjectiveInputs(
       log_prior,
-      single if found.single is None else found.single,
+      single if likelihoods.single is None else likelihoods.single,
       weights,
       lax.stop_gradient(target),
-      found.fused,
+      likelihoods.fused,
     )
     if self.retrieval is None:
       return WeightedLoss(reader_loss(values, form=self.loss_form), metrics)

@@ -174,7 +174,7 @@ class TwoHopQa(Stage):
     examples = np.arange(size)[:, None, None]
     reader = context.components.span_reader
     retriever = context.components.hop_retriever
-    made = TwoHopBatch(
+    features = TwoHopBatch(
       query,
       np.asarray(retriever.hop_queries(query, tokens[:, 1 : 1 + beam])),
       Candidates.of(tokens),
@@ -188,7 +188,7 @@ class TwoHopQa(Stage):
       "recall_first": has_answer[:, : 1 + beam].any(axis=1).mean(),
       "recall_searched": has_answer.any(axis=1).mean(),
     }
-    return made, {name: float(value) for name, value in metrics.items()}
+    return features, {name: float(value) for name, value in metrics.items()}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TwoHopBatch:
     components, beam = shapes.components, self.paths.first_beam
@@ -241,7 +241,7 @@ class TwoHopQa(Stage):
       score_scale=encoders.components.retriever.score_scale,
     )
     log_p = jnp.asarray(self.paths.log_p(first, second, batch.cells))
-    likelihood, found = marginal_log_likelihood(
+    likelihood, has_path = marginal_log_likelihood(
       log_p, jnp.asarray(batch.has_answer), jnp.asarray(batch.cells.is_path)
     )
     retriever_loss = Average.of(-likelihood)
@@ -264,7 +264,7 @@ class TwoHopQa(Stage):
       reader.loss._replace(total=total),
       {
         "retriever_loss": retriever_loss,
-        "recall_paths": Average.of(found),
+        "recall_paths": Average.of(has_path),
         "null_second": Average.of(jnp.exp(alone).sum(axis=-1)),
         **reader.metrics,
       },
@@ -287,7 +287,7 @@ def _answers_of_paths(
   """
   size, count, hops = paths.shape
   rows = paths.reshape(size, -1)
-  own = answer_spans(batch.answers, rows, context)
+  of_blocks = answer_spans(batch.answers, rows, context)
   tokens = context.gather(rows)
   separator = context.components.span_reader.separator_id
   titles = (tokens == separator).argmax(axis=-1) - 1
@@ -295,10 +295,10 @@ def _answers_of_paths(
   titles, bodies = (x.reshape(paths.shape) for x in (titles, bodies))
   # Start of each block's body in the body of the path.
   before = np.cumsum(bodies + titles, axis=-1) - bodies - titles[..., :1]
-  length = own.shape[2]
-  found = np.zeros((size, count, hops * length, own.shape[-1]), bool)
-  own = own.reshape(size, count, hops, length, -1)
-  for place in np.argwhere(own):
+  length = of_blocks.shape[2]
+  of_paths = np.zeros((size, count, hops * length, of_blocks.shape[-1]), bool)
+  of_blocks = of_blocks.reshape(size, count, hops, length, -1)
+  for place in np.argwhere(of_blocks):
     example, path, hop, start, width = place.tolist()
-    found[example, path, before[example, path, hop] + start, width] = True
-  return found
+    of_paths[example, path, before[example, path, hop] + start, width] = True
+  return of_paths
