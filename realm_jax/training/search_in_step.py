@@ -121,24 +121,19 @@ def load_blocks(
   marks = np.zeros((3, capacity), np.uint32)
   marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
 
-  def of_device(
-    index: Any, abstract: Any, read: Callable[[Any], np.ndarray]
-  ) -> np.ndarray:
-    start, stop, _ = index[0].indices(capacity)
-    array = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
-    last = min(stop, corpus.num_blocks)
-    for first in range(start, last, _ROWS_PER_COPY):
-      rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
-      part = read(rows)
-      array[rows - start, : part.shape[1]] = part
-    return array
-
   def on_devices(abstract: Any, read: Callable[[Any], np.ndarray]) -> jax.Array:
-    return jax.make_array_from_callback(
-      abstract.shape,
-      abstract.sharding,
-      lambda index: of_device(index, abstract, read),
-    )
+    def of_device(index: Any) -> np.ndarray:
+      start, stop, _ = index[0].indices(capacity)
+      array = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
+      last = min(stop, corpus.num_blocks)
+      for first in range(start, last, _ROWS_PER_COPY):
+        rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
+        part = read(rows)
+        array[rows - start, : part.shape[1]] = part
+      return array
+
+    shape, placed = abstract.shape, abstract.sharding
+    return jax.make_array_from_callback(shape, placed, of_device)
 
   def tokens_of(rows: Int[np.ndarray, " n"]) -> np.ndarray:
     part = corpus.gather(rows, block_length)

@@ -257,9 +257,13 @@ def test_reranking_reads_what_the_current_towers_score_best():
 @pytest.mark.parametrize(
   ("objective", "fusion"), [("marginal", "decoder"), ("fid_kd", "marginal")]
 )
-def test_choices_that_do_not_fit_are_refused(objective, fusion):
+def test_an_objective_for_another_reader_is_refused(objective, fusion):
+  stage = stage_of(objective=objective)
   with pytest.raises(RealmError, match="is not for a reader with FUSION"):
-    loss(stage_of(objective=objective), fusion, parameters())
+    stage.inputs(components(fusion), batch())
+
+
+def test_choices_that_do_not_fit_are_refused():
   with pytest.raises(RealmError, match="NUM_READ=1 to 2 or more"):
     TextToText(num_read=1, objective="leave_one_out")
   with pytest.raises(RealmError, match="NUM_RERANKED=2 with NUM_READ=4"):
@@ -271,6 +275,4 @@ def test_choices_that_do_not_fit_are_refused(objective, fusion):
   with pytest.raises(RealmError, match="has no target"):
     TextToText(objective="emdr2", target_temperature=0.1)
   with pytest.raises(RealmError, match="writes texts"):
-    stage = stage_of()
-    stage.inputs(tiny.components(), batch())
-    stage.loss(Encoders(tiny.components(), {}, {}), batch(), None)
+    stage_of().inputs(tiny.components(), batch())

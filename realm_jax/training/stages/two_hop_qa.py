@@ -241,7 +241,7 @@ class TwoHopQa(Stage):
       score_scale=encoders.components.retriever.score_scale,
     )
     log_p = jnp.asarray(self.paths.log_p(first, second, batch.cells))
-    likelihood, has_path = marginal_log_likelihood(
+    likelihood, has_correct = marginal_log_likelihood(
       log_p, jnp.asarray(batch.has_answer), jnp.asarray(batch.cells.is_path)
     )
     retriever_loss = Average.of(-likelihood)
@@ -264,7 +264,7 @@ class TwoHopQa(Stage):
       reader.loss._replace(total=total),
       {
         "retriever_loss": retriever_loss,
-        "recall_paths": Average.of(has_path),
+        "recall_paths": Average.of(has_correct),
         "null_second": Average.of(jnp.exp(alone).sum(axis=-1)),
         **reader.metrics,
       },
