@@ -26,12 +26,13 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.snapshots.loading import Snapshot
+from realm_jax.training.block_arrays import SearchedBlocks
 from realm_jax.training.checkpointing import LoopState, RetrievedIds, StepRecord
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
 from realm_jax.training.rolling_index import RollingIndex
-from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
+from realm_jax.training.search_in_step import look_up_vectors
 from realm_jax.training.stages.stage import (
   StageContext,
   StepBatch,

@@ -24,11 +24,11 @@ from realm_jax.snapshots.manifest import (
 )
 from realm_jax.snapshots.store import FOLDER, SnapshotStore
 from realm_jax.snapshots.watcher import SnapshotWatcher
+from realm_jax.training.block_arrays import SearchedBlocks
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
-from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
@@ -368,13 +368,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
     ):
       blocks = last.searched.blocks
     else:
-      length = config.data.block_length
-      blocks = load_blocks(
-        snapshot.corpus,
-        block_length=length,
-        mesh=setup.mesh,
-        reader=setup.text_reader,
-      )
+      blocks = setup.load_blocks(snapshot.corpus)
     exact = snapshot.index
     assert isinstance(exact, ExactIndex)
     searched = SearchedBlocks(

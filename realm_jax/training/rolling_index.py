@@ -20,16 +20,14 @@ from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.protocol import WaitPreemptedError
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
+from realm_jax.training.block_arrays import BlockArrays, SearchedBlocks
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import RunSetup, StepSetup
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.search_in_step import (
   NEVER,
   NO_BLOCK,
-  BlockArrays,
   RollingIndexState,
-  SearchedBlocks,
-  load_blocks,
   refresh_oldest,
 )
 from realm_jax.training.state import TrainState
@@ -87,13 +85,7 @@ class RollingIndex:
       WaitPreemptedError: The run was preempted meanwhile.
     """
     setup, corpus = self._setup, self._setup.corpus
-    block_length = setup.config.data.block_length
-    blocks = load_blocks(
-      corpus,
-      block_length=block_length,
-      mesh=setup.mesh,
-      reader=setup.text_reader,
-    )
+    blocks = setup.load_blocks(corpus)
     shapes = abstract_vectors(setup)
     vectors = self._checkpoints.rolling_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()

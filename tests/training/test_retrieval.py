@@ -23,6 +23,7 @@ from realm_jax.models.generative_reader import GenerativeReader
 from realm_jax.models.t5 import T5Config
 from realm_jax.partitioning import sharding
 from realm_jax.training.batch_pipeline import BatchPipeline
+from realm_jax.training.block_arrays import SearchedBlocks, load_blocks
 from realm_jax.training.checkpointing import LoopState, StepRecord
 from realm_jax.training.compiled_steps import set_up
 from realm_jax.training.config import TrainConfig
@@ -30,11 +31,7 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import open_schedule
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.retrieval import Retrieval
-from realm_jax.training.search_in_step import (
-  SearchedBlocks,
-  SearchInStep,
-  load_blocks,
-)
+from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.pretraining import Pretraining
