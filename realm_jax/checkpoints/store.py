@@ -118,15 +118,20 @@ class CheckpointStore:
     """Returns the names of a step's items.
 
     Raises:
-      CheckpointError: There is no such step.
-      OSError: The step is being removed.
+      CheckpointError: There is no such step, or it is being removed.
     """
     if step not in (steps := self.steps()):
       raise CheckpointError(
         f"{self.directory} has no checkpoint of step {step}; it has "
         f"{steps or 'none'}"
       )
-    names = (path.name for path in self._folder(step).iterdir())
+    try:
+      names = [path.name for path in self._folder(step).iterdir()]
+    except OSError as error:
+      raise UnreadableCheckpointError(
+        f"checkpoint {step} of {self.directory} cannot be read, or is being "
+        f"removed: {error}"
+      ) from error
     # Other names are files of orbax.
     return frozenset(
       name for name in names if name[0] != "_" and "." not in name
@@ -447,7 +452,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
           f"`realm_jax.evaluate --follow` write {_BEST_FILE}"
         )
       return CheckpointStore(model_dir), named.step
-    if path.name.isdigit():
+    if path.name.isdecimal():
       return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
     raise CheckpointError(
