@@ -17,7 +17,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -157,28 +157,19 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-    try:
-      present = self.items(step)
-      if missing := set(items) - present:
-        raise UnreadableCheckpointError(
-          f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
-          f"has {sorted(present)}"
-        )
-      return {
-        name: self._read(step, name, (like or {}).get(name)) for name in items
-      }
-    except CheckpointError:
-      raise
-    except Exception as error:
-      # For an array that cannot be read, orbax raises a bare Exception.
+    present = self.items(step)
+    if missing := set(items) - present:
       raise UnreadableCheckpointError(
-        f"{', '.join(items)} of {self._folder(step)} cannot be read, damaged "
-        f"or removed meanwhile: {error.__cause__ or error}"
-      ) from error
+        f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
+        f"has {sorted(present)}"
+      )
+    return {
+      name: self._read(step, name, (like or {}).get(name)) for name in items
+    }
 
   def _read(self, step: int, item: str, like: PyTree[_Leaf] | None) -> PyTree:
     folder, stored = self._folder(step) / item, self.stored(step, item)
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    with self._handler(folder) as handler:
       if like is None:
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
       _require_fit(f"{item} of {self._folder(step)}", stored, like)
@@ -189,9 +180,31 @@ class CheckpointStore:
       return handler.restore(folder, args=args)
 
   def stored(self, step: int, item: str) -> PyTree:
-    """Returns the shapes and types of an item's arrays."""
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      return handler.metadata(self._folder(step) / item).tree
+    """Returns the shapes and types of an item's arrays.
+
+    Raises:
+      CheckpointError: The item cannot be read.
+    """
+    folder = self._folder(step) / item
+    with self._handler(folder) as handler:
+      return handler.metadata(folder).tree
+
+  @contextlib.contextmanager
+  def _handler(
+    self, folder: epath.Path
+  ) -> Iterator[ocp.PyTreeCheckpointHandler]:
+    """Opens orbax's handler of an item; raises its errors as ours."""
+    try:
+      with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        yield handler
+    except CheckpointError:
+      raise
+    except Exception as error:
+      # For an array that cannot be read, orbax raises a bare Exception.
+      raise UnreadableCheckpointError(
+        f"{folder} cannot be read, damaged or removed meanwhile: "
+        f"{error.__cause__ or error}"
+      ) from error
 
   def loop_item(self, step: int) -> LoopItem:
     """Returns the item `loop` as NumPy arrays; empty if the step has none.

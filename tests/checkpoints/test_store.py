@@ -103,6 +103,7 @@ def test_a_file_that_is_cut_is_an_error_or_is_not_needed(
       if remains is not None:
         path.write_bytes(remains)
       try:
+        reader.stored(2, "retriever")
         found = reader.restore(2, items=("retriever",))["retriever"]["kernel"]
       except CheckpointError:
         refused += 1
