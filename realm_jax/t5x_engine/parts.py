@@ -11,7 +11,6 @@ one. Our versions share an `EngineRun`, which a gin file creates once
 """
 
 import contextlib
-import functools
 import io
 import sys
 from collections.abc import Iterator, Mapping
@@ -145,8 +144,12 @@ class RunTrainer(trainer.BaseTrainer):
     del batch, state
     for state, values in self._run.steps:
       # The type checker does not see the fields of flax's dataclasses.
-      average: Any = functools.partial(metrics.Average, count=np.float32(1))
-      return state, {name: average(total=x) for name, x in values.items()}
+      average: Any = metrics.Average
+      count = np.float32(1)
+      return state, {
+        name: average(total=value, count=count)
+        for name, value in values.items()
+      }
     self.close()
     sys.exit()
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
@@ -158,7 +157,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
     body = made.read[example, path, 2:].tolist()
     for start, width in spans:
       assert body[start : start + width + 1] == answer
-  params = nn.unbox(stage.init(components, 5, tiny.BODY, jax.random.key(0)))
+  params = tiny.drawn(functools.partial(stage.init, components, 5, tiny.BODY))
   inputs = padded_inputs(
     jax.tree.map(jnp.asarray, stage.inputs(components, made))
   )

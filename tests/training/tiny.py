@@ -171,8 +171,13 @@ def state(stage, optimizer, mesh):
 
 
 def parameters(stage):
-  """Parameters by component, with values drawn by numpy: nothing compiles."""
-  shapes = jax.eval_shape(functools.partial(init, stage), jax.random.key(0))
+  """Parameters by component, `drawn`."""
+  return drawn(functools.partial(init, stage))
+
+
+def drawn(init):
+  """Parameters with values drawn by numpy: nothing compiles."""
+  shapes = jax.eval_shape(init, jax.random.key(0))
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
