@@ -50,8 +50,7 @@ class AnswersInBlocks:
     """Returns which blocks a pattern matches; an invalid one matches none."""
     nothing = np.zeros(0, np.int32)
     searched, matching = self._searched.get(pattern, (nothing, nothing))
-    # Rows are unique, because a question retrieves a block only once.
-    missing = rows[~np.isin(rows, searched, assume_unique=True)]
+    missing = np.setdiff1d(rows, searched)
     if len(missing):
       compiled = patterns.compiled(pattern)
       bodies = self.corpus.bodies_utf8(missing)
@@ -59,7 +58,7 @@ class AnswersInBlocks:
       searched = np.concatenate([searched, missing])
       matching = np.concatenate([matching, missing[found]])
       self._searched[pattern] = searched, matching
-    return np.isin(rows, matching, assume_unique=True)
+    return np.isin(rows, matching)
 
   def pattern_spans(
     self, wanted: Iterable[str], row: int

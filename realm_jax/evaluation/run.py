@@ -556,10 +556,7 @@ class TrainedRun:
       return SearchResult(none, np.zeros(none.shape, np.float32))
     index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
-    allowed = np.ones(index.num_blocks, bool)
-    if self.allowed is not None:
-      allowed = self.allowed.copy()
-    allowed[[*self.hidden]] = False
+    allowed = self.searchable
     count = int(allowed.sum())
     k = min(k, count)
     if self.allowed is not None:
@@ -615,6 +612,15 @@ class TrainedRun:
       scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
     found = in_order(rows, scores.astype(np.float32))
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
+
+  @property
+  def searchable(self) -> Bool[np.ndarray, " n"]:
+    """Whether the filter allows each block, and it is not hidden."""
+    allowed = np.ones(self.snapshot.index.num_blocks, bool)
+    if self.allowed is not None:
+      allowed = self.allowed.copy()
+    allowed[[*self.hidden]] = False
+    return allowed
 
   def _best_of(
     self,

@@ -1,5 +1,6 @@
 """The loss of pre-training by one of its objectives, and its metrics."""
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from realm_jax.objectives.distillation import (
   replug,
 )
 from realm_jax.objectives.marginal import (
+  Form,
   ObjectiveInputs,
   emdr2,
   marginal,
@@ -40,6 +42,18 @@ class Objective(NamedTuple):
   def has_target(self) -> bool:
     """Whether it has a target for p(z|x)."""
     return self.target is not None
+
+  def of(
+    self, form: Form, temperature: float | None = None
+  ) -> Callable[[ObjectiveInputs], WeightedLoss]:
+    """Returns the loss in a form, by default with its usual temperature.
+
+    Example:
+      >>> OBJECTIVES["replug"].of("joint", temperature=0.1).keywords
+      {'form': 'joint', 'temperature': 0.1}
+    """
+    settings = {} if temperature is None else {"temperature": temperature}
+    return functools.partial(self.loss, form=form, **settings)
 
 
 # Objectives by name. A module of the user's own may add others.

@@ -24,10 +24,10 @@ from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.embedding import abstract_retriever, rows_per_batch
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.bin_counts import input_shapes
+from realm_jax.training.block_arrays import SearchedBlocks, abstract_blocks
 from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
-from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.state import create_state
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"

@@ -308,14 +308,11 @@ class _IndexBuilder:
     step, checkpoints = choice.step, self.checkpoints
     assert step is not None
     like = {"retriever": self.towers.abstract_params()}
-    try:
-      checkpoints.require_vocabulary(step, corpus.vocab_sha256)
-      restored = checkpoints.restore(step, items=("retriever",), like=like)
-      known = None
-      if self.snapshot.index_config.needs_vectors:
-        known = checkpoint_vectors(checkpoints, step, corpus)
-    except OSError as error:
-      raise UnreadableCheckpointError(str(error)) from error
+    checkpoints.require_vocabulary(step, corpus.vocab_sha256)
+    restored = checkpoints.restore(step, items=("retriever",), like=like)
+    known = None
+    if self.snapshot.index_config.needs_vectors:
+      known = checkpoint_vectors(checkpoints, step, corpus)
     return self.towers, restored["retriever"], known
 
   def _is_worse(

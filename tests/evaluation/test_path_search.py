@@ -15,6 +15,7 @@ from realm_jax.models.path_reader import PathReader
 from realm_jax.models.path_retriever import PathRetriever, pair_vectors
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.path_search import BeamOverLinks
+from realm_jax.training.stages.graph_qa import LinkedBlocks
 from tests import linked_world, tiny_world
 from tests.models.test_path_retriever import Network, random_values
 
@@ -105,6 +106,11 @@ def test_a_wide_beam_finds_the_best_of_all_paths(linked):
   # Hidden blocks are on no path.
   hidden = dataclasses.replace(linked, hidden=frozenset({8}))
   assert 8 in found.paths and 8 not in hidden.search(queries, 20).paths
+  # Nor does a link lead to blocks that a filter leaves out.
+  graphs, people = LinkedBlocks(4), np.arange(12) < 8
+  of_people = dataclasses.replace(linked, allowed=people)
+  assert graphs.search(linked, queries, 12).rows.max() >= 8
+  assert graphs.search(of_people, queries, 12).rows.max() < 8
 
 
 def test_the_answer_is_of_the_path_that_scores_best(linked):

@@ -7,18 +7,12 @@ from experiments.renaming import RenamingOpenQa, RenamingTextToText
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.text_to_text import TextToText
 from tests.training import tiny
-from tests.training.stages.test_open_qa import (
-  BLOCK_LENGTH,
-  PIECES,
-  TEXTS,
-  assemble,
-)
+from tests.training.stages.test_open_qa import TEXTS, assemble
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("names")
-  return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
+  return tiny.corpus_of(tmp_path_factory.mktemp("names"), TEXTS)
 
 
 def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
