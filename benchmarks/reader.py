@@ -88,13 +88,10 @@ def measure(
 
     def write(params: Any, sequences: Sequences) -> Any:
       memory = model.apply(
-        {"params": params["reader"]},
-        sequences,
-        fused=number,
-        method="encode_memory",
+        {"params": params["reader"]}, sequences, method="encode_memory"
       )
       return generate(
-        *(model, params["reader"], memory),
+        *(model, params["reader"], memory.fused(number)),
         max_tokens=targets.shape[1],
         num_beams=num_beams,
       )

@@ -154,11 +154,12 @@ def masked_lm_loss(
   inputs = ObjectiveInputs(
     log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
-  found = objective(inputs)
-  if not isinstance(found, WeightedLoss):
+  weighted = objective(inputs)
+  if not isinstance(weighted, WeightedLoss):
     raise RealmError(
-      f"the objective returned an object of type {type(found).__name__}; want "
-      "a WeightedLoss, such as WeightedLoss(Average.of(losses), {})"
+      "the objective returned an object of type "
+      f"{type(weighted).__name__}; want a WeightedLoss, such as "
+      "WeightedLoss(Average.of(losses), {})"
     )
 
   token_marginal = marginal_token_likelihood(inputs)
@@ -184,7 +185,7 @@ def masked_lm_loss(
       "best_utility": Average.of(best - null, weights),
       "null_probability": Average.of(prior[:, 0]),
     }
-  return WeightedLoss(found.loss, {**metrics, **found.metrics})
+  return WeightedLoss(weighted.loss, {**metrics, **weighted.metrics})
 
 
 def _of_targets(
