@@ -1,5 +1,7 @@
 """The path retriever against its formulas, computed one passage at a time."""
 
+import functools
+
 import jax
 import numpy as np
 from flax import linen as nn
@@ -36,9 +38,10 @@ class Network:
 def random_values(module, *, query_length, block_length):
   """Parameters that are nowhere 0 or 1."""
   rng = np.random.default_rng(0)
-  boxed = module.init_parameters(
-    jax.random.key(0), query_length=query_length, block_length=block_length
+  init = functools.partial(
+    module.init_parameters, query_length=query_length, block_length=block_length
   )
+  boxed = jax.jit(init)(jax.random.key(0))
   return jax.tree.map(
     lambda x: x + rng.normal(0, 0.3, x.shape).astype("f4"), nn.unbox(boxed)
   )
