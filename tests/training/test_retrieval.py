@@ -11,7 +11,9 @@ import pytest
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.corpus.update import add_views
-from realm_jax.evaluation.run import RunConfig, TrainedRun
+from realm_jax.evaluation.config import RunConfig
+from realm_jax.evaluation.run import TrainedRun
+from realm_jax.evaluation.search import search_as_trained
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.faiss import FaissConfig
@@ -142,7 +144,7 @@ def test_all_choose_the_same_candidates(
     batch = next(stream)
   by_host = _by_host(run, config, batch)
   query = batch.array("query")
-  evaluated = run.search_as_trained(stage, batch)
+  evaluated = search_as_trained(run, stage, batch)
   if isinstance(stage, OpenQa):
     np.testing.assert_array_equal(
       by_host.blocks, run.gather(evaluated.rows[:, : stage.num_read])
