@@ -7,7 +7,7 @@ new snapshot of the same capacity is searched without compiling anything.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ class ExactConfig(IndexConfig):
 
   kind: ClassVar[str] = "exact"
   has_files: ClassVar[bool] = False
-  dtype: Annotated[str, Named(None)] = "float32"
+  dtype: Annotated[Literal["float32", "bfloat16"], Named(None)] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None
 

@@ -136,7 +136,7 @@ class Blocks:
   check: Callable[[], None] = lambda: None
 
   def embedded(self) -> Rows:
-    """Returns the vectors; raises ValueError if nothing has been embedded."""
+    """Returns the vectors; raises RealmError if nothing has been embedded."""
     if self.vectors is None:
       raise RealmError("this index needs the blocks' vectors; embed them first")
     return self.vectors

@@ -148,6 +148,11 @@ def test_what_cannot_be_searched_is_refused(index):
     index.search(QueryBatch(tokens, np.zeros((2, 5), np.float32)), 3)
 
 
+def test_a_setting_out_of_its_choices_is_refused():
+  with pytest.raises(IndexLoadError, match="'float32' or 'bfloat16'"):
+    config_from("exact", {"dtype": "int8"})
+
+
 def test_a_full_disk_is_an_error_of_the_system(config, tmp_path):
   directory = tmp_path / config.kind
   config.build(_blocks(500), directory)
