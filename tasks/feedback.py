@@ -4,7 +4,6 @@ feedback   the last few thousand lists of a growing feedback log
            (realm_jax/feedback), drawn at random, without end
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -30,7 +29,7 @@ from realm_jax.inputs.features import (
   token_feature,
   wordpieces,
 )
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import RunFilesSource
 
 # Number of recent lists to draw from: retrievers of older lists differ too much
 # from the current one.
@@ -130,25 +129,15 @@ def _record(feedback: Feedback) -> dict[str, Any]:
   }
 
 
-class FeedbackSource(RandomAccessSource):
+class FeedbackSource(RunFilesSource):
   """The feedback logs of a run, one folder for each split.
 
   The split "validation" has a tenth of the lists, and "train" the others.
   """
 
-  def __init__(self) -> None:
-    super().__init__(splits=(), caching_permitted=False)
-
-  def __str__(self) -> str:
-    return f"the feedback log {dict(current_context().question_files)}"
-
-  @property
-  def splits(self) -> Sequence[str]:
-    return tuple(current_context().question_files)
-
   def open(self, split: str) -> _FeedbackRecords:
     """Opens a log, which may not exist yet."""
-    path = os.fspath(current_context().question_files[split])
+    path = current_context().question_file(split)
     return _FeedbackRecords(FeedbackExamples(path, cast(Split, split)))
 
 

@@ -18,6 +18,7 @@ from typing import Annotated
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import TaskError
 from realm_jax.settings import (
   Fraction,
@@ -77,6 +78,16 @@ class TaskContext:
   held_out_blocks: Annotated[NonNegativeInt, OfRun()] = 0
   unmasked_span_kinds: Annotated[Sequence[str], OfRun()] = ("number",)
   sentence_removal_probability: Fraction = 0.9
+
+  def question_file(self, split: str) -> epath.Path:
+    """Returns the place of a split's questions; raises `TaskError` if none."""
+    if split in self.question_files:
+      return epath.Path(self.question_files[split])
+    raise TaskError(
+      f"there is no file of questions for the split {split!r}, only for "
+      f"{', '.join(self.question_files) or 'none'}; give one (show_task "
+      "--questions, or QUESTIONS or TRAIN_QUESTIONS of a run)"
+    )
 
   @property
   def question_paths(self) -> list[str]:
@@ -139,6 +150,11 @@ class DataConfig(TaskContext):
 
   def __post_init__(self) -> None:
     require_valid(self)
+    for name in _LENGTHS.keys() & self.other_lengths.keys():
+      raise RealmError(
+        f"OTHER_LENGTHS has {name!r}, whose length is {_LENGTHS[name].upper()};"
+        " set that"
+      )
 
   @property
   def lengths(self) -> dict[str, int]:

@@ -35,7 +35,7 @@ from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import TaskError
 from realm_jax.inputs.beir import JudgedQuery, read_queries
 from realm_jax.inputs.config import current_context
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import RunFilesSource
 from realm_jax.storage.json_files import read_object, require_unicode
 from realm_jax.storage.line_files import IndexedLines, lines_of
 
@@ -297,22 +297,15 @@ def _encoded(texts: Any) -> np.ndarray:
   return np.array([text.encode() for text in texts], object)
 
 
-class JudgedSource(RandomAccessSource):
+class JudgedSource(RunFilesSource):
   """The judged queries of the run's files or folders, one for each split.
 
   With `has_scores`, they are files of JSON that have a score for each passage.
   """
 
   def __init__(self, *, has_scores: bool = False):
-    super().__init__(splits=(), caching_permitted=False)
+    super().__init__()
     self._has_scores = has_scores
-
-  def __str__(self) -> str:
-    return f"the judged passages {dict(current_context().question_files)}"
-
-  @property
-  def splits(self) -> Sequence[str]:
-    return tuple(current_context().question_files)
 
   def open(self, split: str) -> JudgedRecords:
     """Opens a file, or the folder in BEIR's format whose qrels have the split.
@@ -320,7 +313,7 @@ class JudgedSource(RandomAccessSource):
     Raises:
       TaskError: The file is missing, or a line has none of the forms.
     """
-    path = epath.Path(current_context().question_files[split])
+    path = current_context().question_file(split)
     if self._has_scores and (path.is_dir() or path.suffix == ".tsv"):
       raise TaskError(f"{path} has no scores of passages; want JSON Lines")
     if path.is_dir():

@@ -268,14 +268,7 @@ def read_split(
       has no file for the split.
     FileNotFoundError: The file is missing.
   """
-  files = current_context().question_files
-  if split not in files:
-    raise TaskError(
-      f"there is no file of questions for the split {split!r}, only for "
-      f"{', '.join(files) or 'none'}; give one (show_task --questions, or "
-      "QUESTIONS or TRAIN_QUESTIONS of a run)"
-    )
-  path = epath.Path(files[split])
+  path = current_context().question_file(split)
   questions = list(read_json_lines(path, to_question))
   if not questions:
     raise TaskError(f"{path} has no line; {WANTED}")
@@ -311,7 +304,8 @@ class QuestionExamples:
     )
     self._positions = np.sort(np.concatenate([*rows]))
     for problem in self._records.problems(config.lengths):
-      logging.warning("%s: %s", *config.question_paths, problem)
+      path = config.question_file(config.split)
+      logging.warning("%s: %s", path, problem)
 
   def __iter__(self) -> Generator[Example, None, None]:
     words, length = self._config.corpus.vocabulary, self._config.query_length

@@ -21,7 +21,7 @@ import tensorflow as tf
 from jaxtyping import Int, UInt64
 
 from realm_jax.inputs.batch import padded
-from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.config import TaskError, current_context
 
 # TensorFlow only prepares data. With its first tensor it would reserve all GPU
 # memory, which jax needs.
@@ -161,6 +161,23 @@ class RandomAccessSource(seqio.DataSource):
     return reader.records_at(
       tf.data.Dataset.range(shards.index, reader.num_records, shards.num_shards)
     )
+
+
+class RunFilesSource(RandomAccessSource):
+  """A source of the run's `question_files`.
+
+  Its splits are those of the files, unless the constructor gets others.
+  """
+
+  def __init__(self, splits: Sequence[str] = ()):
+    super().__init__(splits=splits, caching_permitted=False)
+
+  def __str__(self) -> str:
+    return f"the files {dict(current_context().question_files)}"
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return self._splits or tuple(current_context().question_files)
 
 
 def _mix(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
