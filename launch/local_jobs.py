@@ -58,9 +58,9 @@ def run_locally(
 
 def free_address() -> str:
   """Returns an address of this machine with a free port."""
-  with socket.socket() as found:
-    found.bind(("localhost", 0))
-    return f"localhost:{found.getsockname()[1]}"
+  with socket.socket() as listener:
+    listener.bind(("localhost", 0))
+    return f"localhost:{listener.getsockname()[1]}"
 
 
 class _Process:

@@ -107,10 +107,10 @@ def _record(feedback: Feedback) -> dict[str, Any]:
   served, rewards, baseline = feedback
   count = len(served.shown)
   if isinstance(rewards, Sequence):
-    own = np.array(rewards, np.float32)
-    advantages = own - baseline / count
+    block_rewards = np.array(rewards, np.float32)
+    advantages = block_rewards - baseline / count
   else:
-    own = np.zeros(count, np.float32)
+    block_rewards = np.zeros(count, np.float32)
     advantages = np.full(count, rewards - baseline)
   return {
     "query": served.query.encode(),
@@ -120,7 +120,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     # Shifted, so that 0 is padding.
     "shown": served.shown + 1,
     "advantages": advantages.astype(np.float32),
-    "rewards": own,
+    "rewards": block_rewards,
     "reward": total_reward(rewards),
     "temperature": served.temperature or 0.0,
     "num_candidates": len(served.blocks),

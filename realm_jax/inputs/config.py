@@ -111,11 +111,11 @@ class TaskContext:
     """
     if self.pretraining_corpus_dir is None:
       return self.corpus
-    found = Corpus.open(
+    corpus = Corpus.open(
       self.pretraining_corpus_dir, version=self.corpus_version
     )
-    found.require_vocabulary_of(self.corpus)
-    return found
+    corpus.require_vocabulary_of(self.corpus)
+    return corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,8 +159,8 @@ class DataConfig(TaskContext):
   @property
   def lengths(self) -> dict[str, int]:
     """Padded length of each feature, for seqio's `sequence_length`."""
-    own = {name: getattr(self, field) for name, field in _LENGTHS.items()}
-    return {**own, **self.other_lengths}
+    lengths = {name: getattr(self, field) for name, field in _LENGTHS.items()}
+    return {**lengths, **self.other_lengths}
 
 
 _CURRENT = contextvars.ContextVar[TaskContext]("task_context")

@@ -298,8 +298,8 @@ class RecordReader:
           seed=self._seed,
           shuffle=self._shuffle,
         )
-      found = self._records.lookup(indices)
-      columns = self._structure.flatten_up_to({n: found[n] for n in self._spec})
+      batch = self._records.lookup(indices)
+      columns = self._structure.flatten_up_to({n: batch[n] for n in self._spec})
       joined, lengths = [], []
       for spec, column in zip(self._leaves, columns, strict=True):
         if _is_ragged(spec):

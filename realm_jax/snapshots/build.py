@@ -166,9 +166,9 @@ def known_vectors(
     hashes = version.content_hashes
     order = np.argsort(hashes, kind="stable")
     place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
-    found = order[np.minimum(place, len(hashes) - 1)]
-    is_same = hashes[found] == corpus.content_hashes
-    rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+    candidates = order[np.minimum(place, len(hashes) - 1)]
+    is_same = hashes[candidates] == corpus.content_hashes
+    rows = np.where(is_same, candidates, NULL_ROW).astype(np.int32)
     return KnownVectors(rows, vectors.gather, base.oldest_step, base)
 
   try:
