@@ -72,7 +72,7 @@ def test_a_process_that_hangs_is_ended(start, monkeypatch):
   os.kill(searcher.pid, signal.SIGSTOP)
   # So many queries do not fit into the buffers between the processes.
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(QueryBatch.of_vectors(clustered(50_000, 2)), 4)
+    searcher.search(QueryBatch.of_vectors(clustered(5_000, 2)), 4)
   assert searcher._process.poll() is not None
 
 
