@@ -328,12 +328,17 @@ class _IndexBuilder:
     # Only builders with `publish_if_better` need this import.
     from realm_jax.feedback import held_out
 
-    # RandomConfig avoids loading the index, which is not needed.
-    served = load_snapshot(
-      *(self.store.directory, steps[-1]),
-      corpus=self.corpus,
-      index=RandomConfig(),
-    )
+    try:
+      # RandomConfig avoids loading the index, which is not needed.
+      served = load_snapshot(
+        *(self.store.directory, steps[-1]),
+        corpus=self.corpus,
+        index=RandomConfig(),
+      )
+    except SnapshotError as error:
+      # Nothing can serve it, so there is nothing to be worse than.
+      logging.warning("checkpoint %d is not compared: %s", step, error)
+      return False
     model_dir = self.checkpoints.directory.parent
     result = held_out.compare(
       *(self.config.feedback_dir or model_dir / "feedback", served),
