@@ -192,7 +192,7 @@ def evaluate_beir(
   index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Metrics:
-  """Retrieves documents for judged queries with a retriever of any stage.
+  r"""Retrieves documents for judged queries with a retriever of any stage.
 
   Several processes share the queries. Returns the contents of `metrics.json`.
 
@@ -211,6 +211,17 @@ def evaluate_beir(
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
+
+  Example:
+    >>> folder = epath.Path("judged")
+    >>> (folder / "qrels").mkdir(parents=True)
+    >>> query = '{"_id": "q", "text": "where was Ada born?"}'
+    >>> _ = (folder / "queries.jsonl").write_text(query)
+    >>> judgement = "\t".join(["q", "p0", "1"])
+    >>> _ = (folder / "qrels" / "test.tsv").write_text(judgement)
+    >>> found = evaluate_beir(config=run.config, beir_dir=folder, index="bm25")
+    >>> found["ndcg_at_10"]
+    1.0
   """
   shard = EvaluationShard(
     output_dir,

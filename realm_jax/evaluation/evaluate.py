@@ -84,6 +84,21 @@ def follow(
 
   Raises:
     ValueError: The evaluation has no such metric, or fails.
+
+  Example:
+    >>> from realm_jax.evaluation.open_qa import evaluate_open_qa
+    >>> from realm_jax.inputs.config import DataConfig
+    >>> data = DataConfig(
+    ...   task="open_qa", corpus_dir="corpus", split="test", batch_size=8,
+    ...   question_files={"test": "questions.jsonl"},
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> best = follow(
+    ...   evaluation=functools.partial(evaluate_open_qa, data=data),
+    ...   config=run.config, best_metric="f1", follow_until_step=0,
+    ... )
+    >>> best["checkpoint"], best["num_questions"]
+    (0, 11)
   """
   model_dir = epath.Path(config.model_dir)
   folder = epath.Path(output_dir or run_directory(model_dir) / _FOLDER)

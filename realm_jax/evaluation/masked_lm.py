@@ -66,6 +66,19 @@ def evaluate_masked_lm(
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
+
+  Example:
+    >>> from realm_jax.training.stages.pretraining import Pretraining
+    >>> data = DataConfig(
+    ...   task="masked_salient_spans", corpus_dir="corpus", batch_size=8,
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> metrics = evaluate_masked_lm(
+    ...   config=realm_jax.load("runs/realm").config, data=data,
+    ...   stage=Pretraining(num_candidates=3), num_batches=1,
+    ... )
+    >>> metrics["num_queries"]
+    8
   """
   retrieval = stage.retrieval
   settings = {"num_batches": num_batches, "memory": memory}

@@ -118,6 +118,12 @@ def build_memory(
     extend: Memory of the run to extend. Its keys are kept, except for blocks
       that are no longer in the corpus, and only new blocks are read.
     index: Kind of index for searching the keys.
+
+  Example:
+    >>> config = realm_jax.load("runs/realm").config
+    >>> data = TaskContext("corpus")
+    >>> build_memory(config=config, data=data, output_dir="memory")
+    '106 masked words; 28 blocks were read'
   """
   run, kind = TrainedRun.load(config, max_batch=_BATCH), as_config(index).kind
   corpus, old = data.examples, np.zeros(0, _dtype(run))

@@ -94,6 +94,14 @@ def export_weights(
       vocabulary.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
+
+  Example:
+    >>> report = export_weights(
+    ...   "runs/qa", run.config.retriever, run.config.reader, "exported",
+    ...   to="hf_bert", corpus_dir="corpus",
+    ... )
+    >>> sorted(path.name for path in epath.Path("exported").iterdir())
+    ['config.json', 'model.safetensors', 'tokenizer_config.json', ...]
   """
   require_readable(model_dir, vocab, corpus_dir)
   writes = isinstance(reader, GenerativeReader)
