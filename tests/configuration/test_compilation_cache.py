@@ -50,12 +50,11 @@ def test_a_second_process_compiles_nothing_but_what_was_spoilt(
 
   assert run() == ["False", "3.0", "False", "3.0"]
   (program,) = tmp_path.rglob("jit_spoilt-*-cache")
-  content = program.read_bytes()
   # It is killed while it writes; jax writes the time of use afterwards.
-  program.write_bytes(content[:100])
+  program.write_bytes(program.read_bytes()[:100])
   used = program.with_name(program.name.replace("-cache", "-atime"))
   used.unlink()
   assert run() == ["False", "3.0", "True", "3.0"]
-  assert used.exists() and len(program.read_bytes()) == len(content)
+  assert used.exists() and program.stat().st_size > 100
   # Who can write there can have this user run anything.
   assert program.parent.stat().st_mode & 0o077 == 0
