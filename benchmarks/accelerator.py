@@ -33,7 +33,6 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import CorpusEmbedder
-from realm_jax.storage.json_files import write_json
 
 _PAPER = {
   **train_step.SIZES,
@@ -53,21 +52,21 @@ _WARM_UP, _SEARCHES = 2, 10
 
 def steps(sizes: argparse.Namespace) -> list[dict[str, Any]]:
   """Measures steps, doubling the batch until it does not fit in memory."""
-  found = []
+  rows = []
   for attention in sizes.attentions:
     batch = sizes.batch
     while batch <= sizes.max_batch:
-      given = argparse.Namespace(
+      options = argparse.Namespace(
         **{**vars(sizes), "attention": attention, "batch": batch}
       )
       try:
-        step = in_new_process(train_step.measure_step, given)
+        step = in_new_process(train_step.measure_step, options)
       except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
           raise
         break
       rate = step["useful_gflop_per_step"] / step["seconds_per_step"]
-      found.append(
+      rows.append(
         {
           "attention": attention,
           "batch": batch,
@@ -77,7 +76,7 @@ def steps(sizes: argparse.Namespace) -> list[dict[str, Any]]:
         }
       )
       batch *= 2
-  return found
+  return rows
 
 
 def random_corpus(num_blocks: int, block_length: int, vocab: int) -> Corpus:
@@ -104,13 +103,13 @@ def random_corpus(num_blocks: int, block_length: int, vocab: int) -> Corpus:
 
 def embedding(sizes: argparse.Namespace) -> dict[str, Any]:
   """Measures the embedding of random blocks."""
-  given = argparse.Namespace(
+  options = argparse.Namespace(
     **{**vars(sizes), "dropout": 0.0, "attention": "xla"}
   )
-  num_blocks = given.blocks
-  retriever = train_step.make_models(given).retriever
+  num_blocks = options.blocks
+  retriever = train_step.make_models(options).retriever
   params = train_step.random_parameters(retriever)
-  corpus = random_corpus(num_blocks, given.block, given.vocab)
+  corpus = random_corpus(num_blocks, options.block, options.vocab)
 
   def embed(params: Any, token_ids: jax.Array) -> Any:
     return retriever.apply({"params": params}, token_ids, method="embed_blocks")
@@ -126,8 +125,8 @@ def embedding(sizes: argparse.Namespace) -> dict[str, Any]:
   start = time.perf_counter()
   embedder.embed(params, rows)
   seconds = time.perf_counter() - start
-  flops = train_step.sequence_flops(given, corpus.lengths).sum()
-  product = train_step.matmul_gflops_per_second(given.dtype)
+  flops = train_step.sequence_flops(options, corpus.lengths).sum()
+  product = train_step.matmul_gflops_per_second(options.dtype)
   return {
     "blocks": num_blocks,
     "blocks_per_second": num_blocks / seconds,
@@ -147,7 +146,7 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
   index = ExactIndex(vectors, ExactConfig("bfloat16"))
   jax.block_until_ready(index.vectors)
   loading = time.perf_counter() - start
-  found = []
+  rows = []
   for num_queries in (8, 64, 512):
     queries = jax.random.normal(jax.random.key(3), (num_queries, _DIM))
     search = functools.partial(index.search_on_device, queries, 8)
@@ -157,7 +156,7 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
     jax.block_until_ready([search() for _ in range(_SEARCHES)])
     seconds = (time.perf_counter() - start) / _SEARCHES
     flops = 2 * num_blocks * _DIM * num_queries
-    found.append(
+    rows.append(
       {
         "queries": num_queries,
         "milliseconds": 1e3 * seconds,
@@ -166,15 +165,15 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
         "loading_seconds": loading,
       }
     )
-  return found
+  return rows
 
 
-def best(found: dict[str, Any]) -> list[list[object]]:
+def best(results: dict[str, Any]) -> list[list[object]]:
   """Returns a row for each target, with the measured and the target value."""
-  step = max(found["steps"], key=lambda step: step["part_of_product_rate"])
+  step = max(results["steps"], key=lambda step: step["part_of_product_rate"])
   measured = {
     "step": step["part_of_product_rate"],
-    "embedding": found["embedding"]["part_of_product_rate"],
+    "embedding": results["embedding"]["part_of_product_rate"],
     "compile_seconds": step["compile_seconds"],
   }
   return [[name, measured[name], wanted] for name, wanted in _TARGETS.items()]
@@ -182,7 +181,7 @@ def best(found: dict[str, Any]) -> list[list[object]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     argv,
     **_PAPER,
@@ -193,19 +192,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     blocks=100_000,
     search_blocks=_NUM_BLOCKS,
   )
-  given.pack, given.corpus_dir = True, None
+  options.pack, options.corpus_dir = True, None
   # A process that has used an accelerator keeps its memory. So the steps, which
   # run in separate processes, come first.
-  found: dict[str, Any] = {"steps": steps(given)}
-  found |= {
+  results: dict[str, Any] = {"steps": steps(options)}
+  results |= {
     "device": jax.devices()[0].device_kind,
-    "search": searches(given.search_blocks),
-    "embedding": embedding(given),
+    "search": searches(options.search_blocks),
+    "embedding": embedding(options),
   }
-  print(json.dumps(found, indent=2))
-  print(columns([["", "measured", "wanted"], *best(found)]))
-  if given.json:
-    write_json(given.json, found)
+  print(json.dumps(results, indent=2))
+  print(columns([["", "measured", "wanted"], *best(results)]))
+  flags.write(options, results)
 
 
 if __name__ == "__main__":

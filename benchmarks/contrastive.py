@@ -33,7 +33,6 @@ from harness.jobs import Job, Macro, gin_command
 from realm_jax.console import columns
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.evaluation.scores import RETRIEVED
-from realm_jax.storage.json_files import write_json
 from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights.hf_files import CONFIG
 from realm_jax.weights.tensor_files import WEIGHTS
@@ -132,9 +131,9 @@ def _run(
 class _Comparison:
   """The runs of one directory."""
 
-  def __init__(self, given: Any):
-    self._given = given
-    self.directory = given.directory.resolve()
+  def __init__(self, options: Any):
+    self._options = options
+    self.directory = options.directory.resolve()
     self.data = self.directory / "data"
     self.minilm = peer_processes.minilm_vocabulary().parent
 
@@ -149,7 +148,7 @@ class _Comparison:
   def prepare(self) -> Path:
     """Prepares the data and the corpus; returns the run of MiniLM."""
     if not self.data.exists():
-      write_data(self._given.texts_dir, self.data)
+      write_data(self._options.texts_dir, self.data)
     start = self.imported("minilm", self.minilm)
     if not (self.directory / "corpus").exists():
       _run(
@@ -185,27 +184,27 @@ class _Comparison:
 
   def train(self, name: str, seed: int) -> tuple[Path, float]:
     """Trains one of our runs; returns its folder, and examples per second."""
-    given, own = self._given, _OURS[name]
-    start, run = self.start(own.start, seed), self.folder(name, seed)
-    steps = given.steps * own.steps_factor
+    options, settings = self._options, _OURS[name]
+    start, run = self.start(settings.start, seed), self.folder(name, seed)
+    steps = options.steps * settings.steps_factor
     where = {"MODEL_DIR": run, "CORPUS_DIR": self.directory / "corpus"}
     command = gin_command(
-      *("train", [str(start / CONFIG), f"gin/runs/{own.recipe}.gin"]),
+      *("train", [str(start / CONFIG), f"gin/runs/{settings.recipe}.gin"]),
       **where,
       INITIAL_CHECKPOINT=start,
       TRAIN_QUESTIONS=self.data / "train.jsonl",
       NUM_NEGATIVES=0,
       SEED=seed,
-      BATCH_SIZE=given.batch // own.batch_share,
+      BATCH_SIZE=options.batch // settings.batch_share,
       BLOCK_LENGTH=_BLOCK_LENGTH,
       WEIGHT_DECAY=0.01,
       NUM_STEPS=steps,
       WARMUP_STEPS=steps // 10,
       SAVE_EVERY_STEPS=steps,
-      **own.bound,
+      **settings.bound,
     )
     with contextlib.ExitStack() as stack:
-      if "NUM_HARD_NEGATIVES" in own.bound and not run.exists():
+      if "NUM_HARD_NEGATIVES" in settings.bound and not run.exists():
         switches = f"--model_dir={run}", f"--corpus_dir={where['CORPUS_DIR']}"
         builder = Job(
           "build_index",
@@ -221,19 +220,19 @@ class _Comparison:
 
   def train_peer(self, dtype: str, seed: int) -> tuple[Path, float]:
     """Trains with sentence-transformers, and imports the result."""
-    given, name = self._given, f"sentence_transformers_{dtype}_{seed}"
+    options, name = self._options, f"sentence_transformers_{dtype}_{seed}"
     weights = self.directory / f"{name}_weights"
     speed = weights / "speed.json"
     if not speed.exists():
       printed = peer_processes.run(
         *("fine_tuning", f"--model={self.minilm}", f"--output={weights}"),
-        *(f"--input={self.data / 'pairs.json'}", f"--batch={given.batch}"),
-        *(f"--steps={given.steps}", f"--warmup={given.steps // 10}"),
+        *(f"--input={self.data / 'pairs.json'}", f"--batch={options.batch}"),
+        *(f"--steps={options.steps}", f"--warmup={options.steps // 10}"),
         *(f"--seed={seed}", f"--dtype={dtype}"),
       )
       speed.write_text(printed)
-    found = json.loads(speed.read_text())
-    return self.imported(name, weights), found["examples_per_second"]
+    trained = json.loads(speed.read_text())
+    return self.imported(name, weights), trained["examples_per_second"]
 
   def evaluate(self, run: Path) -> dict[str, float]:
     """Builds the index of a run's last checkpoint, and evaluates it."""
@@ -262,7 +261,7 @@ class _Comparison:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the comparison."""
-  given = flags.parse(
+  options = flags.parse(
     *(__doc__, argv),
     directory=Path("out/contrastive"),
     texts_dir=TEXTS_DIR,
@@ -271,29 +270,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     seeds=(0,),
     systems=(*_OURS, *_PEERS),
   )
-  comparison = _Comparison(given)
+  comparison = _Comparison(options)
   start = comparison.prepare()
-  found: dict[str, list[dict[str, float]]] = {}
-  found["MiniLM"] = [comparison.evaluate(start)]
-  for seed in map(int, given.seeds):
-    for name in given.systems:
+  results: dict[str, list[dict[str, float]]] = {}
+  results["MiniLM"] = [comparison.evaluate(start)]
+  for seed in map(int, options.seeds):
+    for name in options.systems:
       if name in _OURS:
         run, speed = comparison.train(name, seed)
       else:
         run, speed = comparison.train_peer(_PEERS[name], seed)
       row = {**comparison.evaluate(run), "examples_per_second": speed}
-      found.setdefault(name, []).append(row)
+      results.setdefault(name, []).append(row)
       print(f"{name}, seed {seed}: {row}", flush=True)
   header = ["system", *_SHOWN]
   rows = [
-    [name, *(statistics.fmean(r[n] for r in own if n in r) for n in _SHOWN)]
-    for name, own in found.items()
+    [name, *(statistics.fmean(r[n] for r in metrics if n in r) for n in _SHOWN)]
+    for name, metrics in results.items()
     if name != "MiniLM"
   ]
-  first = [found["MiniLM"][0].get(name, "") for name in _SHOWN]
+  first = [results["MiniLM"][0].get(name, "") for name in _SHOWN]
   print(columns([header, ["MiniLM", *first], *rows]))
-  if given.json:
-    write_json(given.json, found)
+  flags.write(options, results)
 
 
 if __name__ == "__main__":

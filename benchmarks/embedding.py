@@ -33,14 +33,12 @@ from jaxtyping import Int
 from benchmarks import flags
 from benchmarks.train_step import random_parameters
 from harness import peer_processes
-from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import CorpusEmbedder, round_up
-from realm_jax.storage.json_files import write_json
 from realm_jax.text.normalization import Normalization
 from realm_jax.weights.hf_files import CONFIG, class_files
 
@@ -101,7 +99,7 @@ def measure(
     return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
   def embedder(precision: str | None = None, **settings: Any) -> Embedder:
-    made = CorpusEmbedder(
+    corpus_embedder = CorpusEmbedder(
       *(corpus, embed),
       dim=retriever.vector_size,
       mesh=mesh,
@@ -111,10 +109,10 @@ def measure(
 
     def embed_all() -> None:
       with jax.default_matmul_precision(precision):
-        made.embed(params, rows)
+        corpus_embedder.embed(params, rows)
 
     embed_all()  # Compiles.
-    return Embedder(embed_all, made.lengths)
+    return Embedder(embed_all, corpus_embedder.lengths)
 
   embedders = {
     "ours": embedder(),
@@ -139,14 +137,14 @@ def measure(
   }
   seconds = collections.defaultdict[str, list[float]](list)
   for _ in range(rounds):
-    for name, own in embedders.items():
+    for name, system in embedders.items():
       start = time.perf_counter()
-      own.embed_all()
+      system.embed_all()
       seconds[name].append(time.perf_counter() - start)
     if peer_processes.installed():
       for name, arguments in peers.items():
-        found = json.loads(peer_processes.run("sentence", *arguments))
-        seconds[name].append(found["seconds"])
+        timing = json.loads(peer_processes.run("sentence", *arguments))
+        seconds[name].append(timing["seconds"])
   measured = []
   for name, of_rounds in seconds.items():
     # Compared within each round, so other load on the machine cancels out.
@@ -170,20 +168,19 @@ def measure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__, arguments, corpus_dir=Path, blocks=1024, rounds=3
   )
   cpu_tuning.keep_freed_memory()
-  corpus = Corpus.open(given.corpus_dir)
+  corpus = Corpus.open(options.corpus_dir)
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
     # A random sample, in the corpus's order.
-    count = min(given.blocks, corpus.num_blocks)
+    count = min(options.blocks, corpus.num_blocks)
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(corpus.num_blocks, count, replace=False))
-    measured = measure(corpus, rows, Path(scratch), rounds=given.rounds)
-  print(columns([[*measured[0]], *([*row.values()] for row in measured)]))
-  if given.json:
-    write_json(given.json, {"rows": measured})
+    measured = measure(corpus, rows, Path(scratch), rounds=options.rounds)
+  print(flags.table(measured))
+  flags.write(options, {"rows": measured})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Flags of benchmarks, derived from their defaults."""
+"""Flags of benchmarks, derived from their defaults, and their output."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from realm_jax.console import columns
+from realm_jax.storage.json_files import JsonValue, write_json
 
 
 def parse(
@@ -31,3 +34,14 @@ def parse(
       kind = Path if default is None else type(default)
       parser.add_argument(flag, type=kind, default=default)
   return parser.parse_args(argv)
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+  """Returns rows with the same names as aligned columns, below the names."""
+  return columns([[*rows[0]], *([*row.values()] for row in rows)])
+
+
+def write(options: argparse.Namespace, value: JsonValue) -> None:
+  """Writes a value to the file of --json, if the flag was given."""
+  if options.json:
+    write_json(options.json, value)

@@ -28,7 +28,6 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import find_task
-from realm_jax.storage.json_files import write_json
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import StageContext
@@ -44,11 +43,11 @@ _WARM_UP = 4
 
 
 def _batches(
-  given: argparse.Namespace, task: str, size: int
+  options: argparse.Namespace, task: str, size: int
 ) -> Generator[Batch, None, None]:
-  files = {"train": given.patterns}
-  own = {"corpus_dir": given.corpus_dir, "question_files": files}
-  return stream_batches(DataConfig(task=task, batch_size=size, **own))
+  files = {"train": options.patterns}
+  data = {"corpus_dir": options.corpus_dir, "question_files": files}
+  return stream_batches(DataConfig(task=task, batch_size=size, **data))
 
 
 def _milliseconds(function: Callable[[], Any], steps: int) -> list[float]:
@@ -63,19 +62,19 @@ def _milliseconds(function: Callable[[], Any], steps: int) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Prints a row for each task and size."""
-  given = flags.parse(__doc__, argv, corpus_dir=str, patterns=str, steps=20)
+  options = flags.parse(__doc__, argv, corpus_dir=str, patterns=str, steps=20)
   find_task("masked_salient_spans")
   tasks = [("masked_salient_spans", 3), ("masked_random_tokens", 1)]
   seqio.MixtureRegistry.add(_MIXTURE, tasks)
-  found: dict[str, list[float]] = {}
+  times: dict[str, list[float]] = {}
   for task, sizes in _EXAMPLES.items():
     for size in sizes:
-      with contextlib.closing(_batches(given, task, size)) as stream:
+      with contextlib.closing(_batches(options, task, size)) as stream:
         for _ in range(_WARM_UP):
           next(stream)
         take = functools.partial(next, stream)
-        found[f"examples, {task}, {size}"] = _milliseconds(take, given.steps)
-  corpus = Corpus.open(given.corpus_dir)
+        times[f"examples, {task}, {size}"] = _milliseconds(take, options.steps)
+  corpus = Corpus.open(options.corpus_dir)
   sizes = {**train_step.SIZES, "dtype": "float32", "attention": "xla"}
   models = train_step.make_models(argparse.Namespace(**sizes))
   context = StageContext(
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   for task, size in _FEATURES.items():
     stage = OpenQa(index_scores=True) if "qa" in task else Pretraining()
     assert stage.retrieval is not None
-    with contextlib.closing(_batches(given, task, size)) as stream:
+    with contextlib.closing(_batches(options, task, size)) as stream:
       batch = next(stream)
     count = stage.retrieval.num_searched(corpus.num_blocks)
     rng = np.random.default_rng(0)
@@ -92,12 +91,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     searched = SearchResult(np.stack(rows), np.ones((size, count), np.float32))
     make = functools.partial(stage.features, batch, searched, context)
     for when in ("the first time", "again"):
-      found[f"features, {task}, {size}, {when}"] = _milliseconds(make, 1)
+      times[f"features, {task}, {size}, {when}"] = _milliseconds(make, 1)
   rows = [["what", "thread, ms", "all threads, ms"]]
-  rows += [[name, *(f"{ms:.1f}" for ms in of)] for name, of in found.items()]
+  rows += [[name, *(f"{ms:.1f}" for ms in of)] for name, of in times.items()]
   print(columns(rows))
-  if given.json:
-    write_json(given.json, found)
+  flags.write(options, times)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from realm_jax.indexes.protocol import (
   TreeIndex,
   config_from,
 )
-from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
 
@@ -114,11 +113,11 @@ def rows(system: str, folder: Path, saved: Path) -> Iterator[Row]:
   shape = index_vectors.vectors(folder).shape
   kind, builds, searches = settings_of(system, *shape)
   for parameters in builds:
-    given = folder, saved, kind, parameters
+    index = folder, saved, kind, parameters
     shutil.rmtree(saved, ignore_errors=True)
     try:
-      built = in_new_process(build, *given)
-      for row in in_new_process(search, *given, searches):
+      built = in_new_process(build, *index)
+      for row in in_new_process(search, *index, searches):
         yield {"system": system, **built, **row}
     finally:
       shutil.rmtree(saved, ignore_errors=True)
@@ -172,9 +171,9 @@ def search(
     # The speed of a setting below the target does not matter.
     while not seconds or (recall >= _RECALLS[0] and len(seconds) < _REPEATS):
       start = time.perf_counter()
-      found = index.search(queries, _K)
+      result = index.search(queries, _K)
       seconds.append(time.perf_counter() - start)
-      recall = truth.recall(found)
+      recall = truth.recall(result)
     measured.append(
       {
         "recall_at_8": recall,
@@ -202,7 +201,7 @@ def report(measured: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     arguments,
     directory=Path,
@@ -210,20 +209,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_blocks=1_000_000,
     system=_SYSTEMS,
   )
-  folder = given.vectors or given.directory / f"vectors-{given.num_blocks}"
-  if given.vectors is None:
-    index_vectors.generate(folder, given.num_blocks)
+  folder = (
+    options.vectors or options.directory / f"vectors-{options.num_blocks}"
+  )
+  if options.vectors is None:
+    index_vectors.generate(folder, options.num_blocks)
   measured: list[Row] = []
-  for system in given.system:
+  for system in options.system:
     try:
-      measured += rows(system, folder, given.directory / "index")
+      measured += rows(system, folder, options.directory / "index")
       line = f"{system} has been measured"
     except RealmError as error:
       line = f"{system} is left out: {error}"
     print(line, file=sys.stderr, flush=True)
     # Written here, so results are kept if a later system does not end.
-    if given.json:
-      write_json(given.json, {"vectors": folder.name, "rows": measured})
+    flags.write(options, {"vectors": folder.name, "rows": measured})
   print(report(measured))
 
 

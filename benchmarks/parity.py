@@ -32,7 +32,6 @@ from harness import peer_processes
 from harness.agreement import realm, rules, sentences, t5
 from harness.agreement.comparison import Row
 from realm_jax.objectives.marginal import FORMS
-from realm_jax.storage.json_files import write_json
 from realm_jax.text.normalization import Normalization
 from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -50,8 +49,8 @@ def comparisons(texts_dir: Path) -> Iterator[Row]:
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
     texts = read_texts(texts_dir) if texts_dir.is_dir() else {}
-    for data_set, own in texts.items():
-      yield from compare_tokens(data_set, own, vocab, folder)
+    for data_set, texts_of_set in texts.items():
+      yield from compare_tokens(data_set, texts_of_set, vocab, folder)
     peer_processes.run("realm", f"--output_dir={folder}", f"--vocab={vocab}")
     for of_model in realm.COMPARISONS:
       yield from of_model(folder)
@@ -75,18 +74,18 @@ def compare_tokens(
   pieces = read_vocabulary(vocab).pieces
   folded = [unicodedata.normalize("NFKC", text).casefold() for text in texts]
   rows = []
-  for normalizer, given in (("bert", texts), ("tensorflow_text", folded)):
-    theirs = peer_processes.run_on_texts("tokens", given, folder, model=vocab)
+  for normalizer, read in (("bert", texts), ("tensorflow_text", folded)):
+    theirs = peer_processes.run_on_texts("tokens", read, folder, model=vocab)
     words = WordpieceVocabulary(pieces, Normalization(normalizer))
     tokens = words.tokenize_with_offsets(texts)
     ours = _split(tokens.token_ids, tokens.row_offsets)
     for name in ("fast", "slow"):
-      found = _split(theirs[f"{name}/ids"], theirs[f"{name}/offsets"])
+      tokens_found = _split(theirs[f"{name}/ids"], theirs[f"{name}/offsets"])
       rows.append(
         Row(
           f"tokens of {data_set}, {normalizer}, {name}",
           "texts that differ",
-          sum(a != b for a, b in zip(ours, found, strict=True)),
+          sum(a != b for a, b in zip(ours, tokens_found, strict=True)),
           0,
           f"of {len(texts):,} texts, {len(tokens.token_ids):,} tokens",
         )
@@ -100,17 +99,16 @@ def _split(ids: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the comparisons."""
-  given, rows = flags.parse(__doc__, argv, texts_dir=TEXTS_DIR), []
+  options, rows = flags.parse(__doc__, argv, texts_dir=TEXTS_DIR), []
   # By default, GPUs and TPUs round float32 products to fewer bits.
   with jax.default_matmul_precision("highest"):
-    for row in comparisons(given.texts_dir):
+    for row in comparisons(options.texts_dir):
       print(row, flush=True)
       rows.append(row)
   passed = all(row.passed for row in rows)
   print(f"{sum(row.passed for row in rows)} of {len(rows)} agree")
-  if given.json:
-    found = [{**row._asdict(), "passed": row.passed} for row in rows]
-    write_json(given.json, {"passed": passed, "rows": found})
+  results = [{**row._asdict(), "passed": row.passed} for row in rows]
+  flags.write(options, {"passed": passed, "rows": results})
   sys.exit(0 if passed else 1)
 
 

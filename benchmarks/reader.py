@@ -27,13 +27,11 @@ from benchmarks import flags
 from harness import peer_processes
 from harness.agreement.t5 import packed
 from harness.peer_processes import in_new_process
-from realm_jax.console import columns
 from realm_jax.models.decoding import generate
 from realm_jax.models.sequences import Sequences
 from realm_jax.models.t5 import T5, log_likelihood
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer
 from realm_jax.weights.t5 import read_t5
 
@@ -88,13 +86,10 @@ def measure(
 
     def write(params: Any, sequences: Sequences) -> Any:
       memory = model.apply(
-        {"params": params["reader"]},
-        sequences,
-        fused=number,
-        method="encode_memory",
+        {"params": params["reader"]}, sequences, method="encode_memory"
       )
       return generate(
-        *(model, params["reader"], memory),
+        *(model, params["reader"], memory.fused(number)),
         max_tokens=targets.shape[1],
         num_beams=num_beams,
       )
@@ -139,48 +134,53 @@ def measure(
 
 def _timed(function: Callable[[], Any], steps: int) -> tuple[list[float], Any]:
   """Returns the times of calls after the first, and the last call's result."""
-  seconds, found = [], None
+  seconds, result = [], None
   for _ in range(steps + 1):
     start = time.perf_counter()
-    found = jax.block_until_ready(function())
+    result = jax.block_until_ready(function())
     seconds.append(time.perf_counter() - start)
-  return seconds[1:], found
+  return seconds[1:], result
 
 
 def compare(
-  given: argparse.Namespace, folder: Path, num_beams: int
+  options: argparse.Namespace, folder: Path, num_beams: int
 ) -> list[dict[str, Any]]:
   """Measures all systems in rounds; returns the medians, a row for each."""
   peers = _WRITING if num_beams else _STEPS
   what = f"{num_beams} beams" if num_beams else "step"
-  common = f"--folder={folder}", f"--steps={given.steps}"
+  common = f"--folder={folder}", f"--steps={options.steps}"
   rounds: list[dict[str, dict[str, Any]]] = []
-  for number in range(given.rounds):
+  for number in range(options.rounds):
     rounds.append({})
     for name in (*_OURS, *peers):
       if name in _OURS:
-        arguments = folder, given.steps, num_beams, _OURS[name]
-        found = in_new_process(measure, *arguments)
+        arguments = folder, options.steps, num_beams, _OURS[name]
+        measured = in_new_process(measure, *arguments)
       else:
         beams = f"--beams={num_beams or 1}"
         printed = peer_processes.run("reader", *peers[name], *common, beams)
-        found = json.loads(printed)
-      rounds[-1][name] = found
-      seconds = statistics.median(found["seconds"])
+        measured = json.loads(printed)
+      rounds[-1][name] = measured
+      seconds = statistics.median(measured["seconds"])
       print(f"round {number + 1}, {what}, {name}: {seconds:.3f} s", flush=True)
   first, rows = rounds[0], []
-  for name, own in first.items():
-    seconds = [statistics.median(one[name]["seconds"]) for one in rounds]
-    ours = [statistics.median(one["ours"]["seconds"]) for one in rounds]
-    ratios = [theirs / own for theirs, own in zip(seconds, ours, strict=True)]
+  for name, measured in first.items():
+    seconds = [statistics.median(r[name]["seconds"]) for r in rounds]
+    ours = [statistics.median(r["ours"]["seconds"]) for r in rounds]
+    pairs = zip(seconds, ours, strict=True)
+    ratios = [theirs / of_ours for theirs, of_ours in pairs]
     wanted = first["ours, float32"].get("texts")
-    agrees = own.get("texts") == wanted if num_beams else f"{own['loss']:.4f}"
+    agrees = (
+      measured.get("texts") == wanted
+      if num_beams
+      else f"{measured['loss']:.4f}"
+    )
     rows.append(
       {
         "what": what,
         "system": name,
         "seconds": statistics.median(seconds),
-        "peak_memory_gb": own["peak_memory_gb"],
+        "peak_memory_gb": measured["peak_memory_gb"],
         "loss_or_same_texts": str(agrees),
         # Compared within each round, so load on the machine cancels out.
         "ours_is_faster": statistics.median(ratios),
@@ -192,21 +192,20 @@ def compare(
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = flags.parse(
+  options = flags.parse(
     *(__doc__, argv), **SIZES, steps=3, rounds=3, beams=(1, 4)
   )
   rows = []
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
-    sizes = {key: getattr(given, key) for key in SIZES}
+    sizes = {key: getattr(options, key) for key in SIZES}
     given_sizes = f"--sizes={json.dumps(sizes)}"
     peer_processes.run("reader", "make", f"--folder={folder}", given_sizes)
-    rows += compare(given, folder, 0)
-    for num_beams in map(int, given.beams):
-      rows += compare(given, folder, num_beams)
-  print(columns([[*rows[0]], *([*row.values()] for row in rows)]))
-  if given.json:
-    write_json(given.json, {"rows": rows})
+    rows += compare(options, folder, 0)
+    for num_beams in map(int, options.beams):
+      rows += compare(options, folder, num_beams)
+  print(flags.table(rows))
+  flags.write(options, {"rows": rows})
 
 
 if __name__ == "__main__":

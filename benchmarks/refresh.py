@@ -36,7 +36,6 @@ from benchmarks.embedding import for_corpus
 from benchmarks.train_step import random_parameters
 from harness.jobs import as_gin, gin_command
 from realm_jax import configuration
-from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.indexes.scann import ScannConfig
@@ -52,7 +51,6 @@ from realm_jax.snapshots.build import (
   publish_vectors,
 )
 from realm_jax.snapshots.store import FOLDER, MANIFEST, SnapshotStore
-from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.metric_rows import read_rows
@@ -93,9 +91,9 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     folders = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
     steps = {"NUM_STEPS": _RUN_STEPS, "SAVE_EVERY_STEPS": _RUN_STEPS}
     bindings = {**folders, **steps}.items()
-    given = [f"{name} = {as_gin(value)}" for name, value in bindings]
+    bound = [f"{name} = {as_gin(value)}" for name, value in bindings]
     recipe = "experiments/gin/demo/pretrain.gin"
-    parsed = configuration.parsed(TrainConfig, [recipe], given)
+    parsed = configuration.parsed(TrainConfig, [recipe], bound)
     config = parsed.build(TrainConfig)
     # With 0 steps, a run writes the checkpoint for its first snapshot.
     trainer.train(dataclasses.replace(config, num_steps=0))
@@ -105,22 +103,22 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     kept: list[Features] = []
     assemble = Pretraining.features
 
-    def keep(stage: Pretraining, *given: Any) -> Features:
-      kept.append(assemble(stage, *given))
+    def keep(stage: Pretraining, *arguments: Any) -> Features:
+      kept.append(assemble(stage, *arguments))
       return kept[-1]
 
-    def replay(*given: Any) -> Features:
+    def replay(*arguments: Any) -> Features:
       return kept.pop(0)
 
-    found = []
+    pairs_ms = []
     for _ in range(pairs):
       searched = _median_ms(config, keep)
       with mock.patch.object(Pretraining, "retrieval", None):
-        found.append((searched, _median_ms(config, replay)))
+        pairs_ms.append((searched, _median_ms(config, replay)))
   return {
-    "searched_ms": statistics.median(a for a, _ in found),
-    "given_ms": statistics.median(b for _, b in found),
-    "ratio": statistics.median(a / b for a, b in found),
+    "searched_ms": statistics.median(a for a, _ in pairs_ms),
+    "given_ms": statistics.median(b for _, b in pairs_ms),
+    "ratio": statistics.median(a / b for a, b in pairs_ms),
   }
 
 
@@ -171,26 +169,26 @@ def _make_snapshots(
 
 
 def measure_swaps(
-  model_dir: Path, corpus: Corpus, made: Sequence[Path], *, swaps: int
+  model_dir: Path, corpus: Corpus, snapshots: Sequence[Path], *, swaps: int
 ) -> list[Row]:
   """Pre-trains while snapshots are published, and compares the steps."""
   shutil.rmtree(model_dir, ignore_errors=True)
   store = SnapshotStore(model_dir / FOLDER)
   (model_dir / FOLDER).mkdir(parents=True)
-  _link(made[0], Path(store.path(0)), step=0)
+  _link(snapshots[0], Path(store.path(0)), step=0)
   ready = [
-    _link(made[i % len(made)], model_dir / f"ready-{i}", step=i)
+    _link(snapshots[i % len(snapshots)], model_dir / f"ready-{i}", step=i)
     for i in range(1, swaps + 1)
   ]
   steps = itertools.count(1)
   assemble = Pretraining.features
 
-  def publish(stage: Pretraining, *given: Any) -> Features:
+  def publish(stage: Pretraining, *arguments: Any) -> Features:
     """Publishes a snapshot if it is due, by a rename as in a build."""
     published, is_due = divmod(next(steps), _BETWEEN)
     if is_due == 0 and published <= swaps:
       os.rename(ready[published - 1], store.path(published))
-    batch, metrics = assemble(stage, *given)
+    batch, metrics = assemble(stage, *arguments)
     return batch, {**metrics, "published": min(published, swaps)}
 
   num_steps = (swaps + 1) * _BETWEEN
@@ -252,7 +250,7 @@ def _swap(rows: Sequence[Row], snapshot: int) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     argv,
     directory=Path,
@@ -263,12 +261,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  retrieval = measure_retrieval(pairs=given.pairs, scale=given.scale)
-  directory = given.directory.absolute()
+  retrieval = measure_retrieval(pairs=options.pairs, scale=options.scale)
+  directory = options.directory.absolute()
   directory.mkdir(parents=True, exist_ok=True)
-  texts = directory / f"world-{given.large_scale}"
+  texts = directory / f"world-{options.large_scale}"
   if not (texts / "corpus").exists():
-    demo_corpus.make_corpus(texts, scale=given.large_scale)
+    demo_corpus.make_corpus(texts, scale=options.large_scale)
   corpus = Corpus.open(texts / "corpus")
   # The power of two closest to the square root: 1,024 for a million blocks.
   num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
@@ -279,15 +277,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_reordered=200,
   )
   # Published alternately.
-  made = _make_snapshots(directory, corpus, index, count=2)
-  swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
+  snapshots = _make_snapshots(directory, corpus, index, count=2)
+  swaps = measure_swaps(
+    directory / "model", corpus, snapshots, swaps=options.swaps
+  )
   print("a step with retrieval (target: a ratio of at most 1.1)")
-  print(columns([[*retrieval], [*retrieval.values()]]))
+  print(flags.table([retrieval]))
   print(f"swaps of {corpus.num_blocks:,} blocks (target: at most 1.5)")
-  print(columns([[*swaps[0]], *([*swap.values()] for swap in swaps)]))
-  if given.json:
-    result = {"retrieval": retrieval, "swaps": swaps}
-    write_json(given.json, {**result, "num_blocks": corpus.num_blocks})
+  print(flags.table(swaps))
+  result = {"retrieval": retrieval, "swaps": swaps}
+  flags.write(options, {**result, "num_blocks": corpus.num_blocks})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from realm_jax.evaluation.outputs import METRICS
 from realm_jax.evaluation.scores import question_scores, summarize
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
-from realm_jax.storage.json_files import write_json
 
 _RECIPE = "gin/runs/eval_beir.gin"
 _SHOWN = ("num_blocks", "ndcg_at_10", "recall_at_100", "mrr_at_10")
@@ -76,11 +75,13 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
 
   def search(texts: Sequence[str], k: int) -> SearchResult:
     encoded = [corpus.vocabulary.encode(text) for text in texts]
-    found = [
+    results = [
       index.search(QueryBatch(np.array([one])), min(k, corpus.num_blocks))
       for one in encoded
     ]
-    rows, scores = zip(*((one.rows, one.scores) for one in found), strict=True)
+    rows, scores = zip(
+      *((result.rows, result.scores) for result in results), strict=True
+    )
     return SearchResult(np.concatenate(rows), np.concatenate(scores))
 
   queries = beir.read_queries(folder)
@@ -97,7 +98,7 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
   """
   corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
   snapshots, output_dir = folder / "snapshots", folder / model_dir.name
-  own = {"SNAPSHOTS_DIR": snapshots, "INDEX": Macro("EXACT")}
+  exact = {"SNAPSHOTS_DIR": snapshots, "INDEX": Macro("EXACT")}
   evaluated = {
     "BEIR_DIR": folder,
     "SNAPSHOT": snapshots,
@@ -106,7 +107,7 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
   }
   flags_of_run = f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}"
   for command in (
-    gin_command("build_index", (), "--once", *flags_of_run, **own),
+    gin_command("build_index", (), "--once", *flags_of_run, **exact),
     gin_command("evaluate", [_RECIPE], *flags_of_run, **evaluated),
   ):
     if subprocess.run(command, check=False).returncode:
@@ -116,7 +117,7 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures all languages, and prints one table."""
-  given = flags.parse(
+  options = flags.parse(
     *(__doc__, argv),
     directory=Path,
     model_dir=None,
@@ -124,13 +125,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     languages=LANGUAGES,
   )
   result: dict[str, dict[str, dict[str, Any]]] = {}
-  for language in given.languages:
-    folder = given.directory / language
-    write_folder(given.texts_dir, language, folder)
+  for language in options.languages:
+    folder = options.directory / language
+    write_folder(options.texts_dir, language, folder)
     result[language] = {"BM25": measure_bm25(folder)}
-    if given.model_dir is not None:
-      name = given.model_dir.name
-      if metrics := measure_model(folder, given.model_dir):
+    if options.model_dir is not None:
+      name = options.model_dir.name
+      if metrics := measure_model(folder, options.model_dir):
         result[language][name] = metrics
   rows = [
     [language, system, *(metrics[name] for name in _SHOWN)]
@@ -138,8 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for system, metrics in systems.items()
   ]
   print(columns([["language", "system", *_SHOWN], *rows]))
-  if given.json:
-    write_json(given.json, result)
+  flags.write(options, result)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ def _row(paragraphs: list[Any], language: str, name: str) -> list[str]:
   spans_of = tag_many(tagger, texts, [""] * len(texts))
   for paragraph, spans in zip(paragraphs, spans_of, strict=True):
     encoded = paragraph["context"].encode()
-    found = {encoded[start:limit].decode() for start, limit, _ in spans}
+    tagged = {encoded[start:limit].decode() for start, limit, _ in spans}
     num_spans += len(spans)
     of_questions = [row["answers"] for row in paragraph["qas"]]
     for answer in (one["text"] for own in of_questions for one in own):
       num_answers += 1
-      num_equal += answer in found
+      num_equal += answer in tagged
       num_possible += bool(_NUMBER.fullmatch(answer) or whole.count(answer) > 1)
   units = (
     sum(map(len, texts)) / 200
@@ -54,14 +54,17 @@ def _row(paragraphs: list[Any], language: str, name: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Prints a row for each language and tagger."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__, argv, texts_dir=TEXTS_DIR, taggers=("rules", "recurring")
   )
   rows = [["language", "tagger", "spans", "equal", "ceiling"]]
   for language in LANGUAGES:
-    paragraphs = [row for _, row in xquad(given.texts_dir, language)]
-    rows += [_row(paragraphs, language, name) for name in given.taggers]
+    paragraphs = [row for _, row in xquad(options.texts_dir, language)]
+    rows += [_row(paragraphs, language, name) for name in options.taggers]
   print(columns(rows))
+  header, *of_taggers = rows
+  named = [dict(zip(header, row, strict=True)) for row in of_taggers]
+  flags.write(options, {"rows": named})
 
 
 if __name__ == "__main__":

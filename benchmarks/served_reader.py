@@ -94,7 +94,7 @@ def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
   given["TRAIN_QUESTIONS"] = steps.path("world/questions-train.jsonl")
   trained = {"before": retriever}
   with ServedRun(realm_jax.load(reader.folder)) as server:
-    own: dict[str, dict[str, Value]] = {
+    sources: dict[str, dict[str, Value]] = {
       "inside": {"FREEZE_READER": True},
       "served": {
         "READER_URL": server.url,
@@ -103,27 +103,29 @@ def compare(folder: Path, gin_files: Sequence[str]) -> dict[str, Any]:
         **TEMPLATES,
       },
     }
-    for name, settings in own.items():
-      builder = steps.command("build_index", "build_index", folder / name)
+    for name, settings in sources.items():
       starts = reader if name == "inside" else None
-      made = steps.train(
-        *(name, name, retriever, starts, builder), **given, **settings
+      training = steps.train(
+        *(name, name, retriever, starts, steps.builder(name)),
+        **given,
+        **settings,
       )
-      trained[name] = run(made)
+      trained[name] = run(training)
   recall = {}
-  for name, made in trained.items():
-    last = read_rows(made.folder)[-1]["step"]
+  for name, training in trained.items():
+    last = read_rows(training.folder)[-1]["step"]
     index = run(
-      steps.build_index(made, f"{name}-snapshots", CHECKPOINT_STEP=last)
+      steps.build_index(training, f"{name}-snapshots", CHECKPOINT_STEP=last)
     )
     evaluation = steps.evaluate(
-      *(f"{name}-retrieval", "eval_retrieval", made, index),
+      *(f"{name}-retrieval", "eval_retrieval", training, index),
       QUESTIONS=steps.path("world/questions-test.jsonl"),
     )
     metrics = run(evaluation).metrics()
     recall[name] = [metrics["recall_at_1"], metrics["recall_at_5"]]
   inside, served = (
-    [row["retriever_loss"] for row in read_rows(folder / name)] for name in own
+    [row["retriever_loss"] for row in read_rows(folder / name)]
+    for name in sources
   )
   pairs = zip(inside, served, strict=True)
   apart = max(abs(one - other) for one, other in pairs)
@@ -134,11 +136,11 @@ def main(argv: Sequence[str]) -> None:
   """Runs the comparison; writes and prints the report."""
   del argv
   folder = Path(_OUTPUT.value)
-  found = compare(folder, flags.FLAGS.gin_file)
-  (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
+  results = compare(folder, flags.FLAGS.gin_file)
+  (folder / "report.json").write_text(json.dumps(results, indent=1) + "\n")
   rows: list[list[object]] = [["retriever", "recall@1", "recall@5"]]
-  rows += [[name, *values] for name, values in found["recall"].items()]
-  print(f"\n{markdown(rows)}\n\nlosses apart: {found['losses_apart']:.2g}")
+  rows += [[name, *values] for name, values in results["recall"].items()]
+  print(f"\n{markdown(rows)}\n\nlosses apart: {results['losses_apart']:.2g}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from absl import flags as absl_flags
 from benchmarks import flags
 from realm_jax.api import load
 from realm_jax.console import name_value_table
-from realm_jax.storage.json_files import write_json
 
 _PATIENCE_SECONDS = 600.0
 _LOOK_SECONDS = 0.05
@@ -37,14 +36,14 @@ _LOOK_SECONDS = 0.05
 def resident_gb(pid: int) -> float:
   """Returns a process's memory that is not backed by files on a disk."""
   status = Path(f"/proc/{pid}/status").read_text()
-  found = re.search(r"RssAnon:\s+(\d+) kB", status)
-  return int(found[1]) / 1e6 if found else 0.0
+  match = re.search(r"RssAnon:\s+(\d+) kB", status)
+  return int(match[1]) / 1e6 if match else 0.0
 
 
-def random_sentences(given: Any, count: int) -> list[str]:
+def random_sentences(options: Any, count: int) -> list[str]:
   """Returns random sentences from the run's corpus."""
   run = load(
-    given.model_dir, corpus_dir=given.corpus_dir, bindings=given.bindings
+    options.model_dir, corpus_dir=options.corpus_dir, bindings=options.bindings
   )
   rng = np.random.default_rng(0)
   rows = rng.integers(run.corpus.num_blocks, size=count)
@@ -53,7 +52,7 @@ def random_sentences(given: Any, count: int) -> list[str]:
 
 
 def crowd(
-  url: str, queries: Sequence[str], given: Any
+  url: str, queries: Sequence[str], options: Any
 ) -> tuple[list[float], list[int], list[float]]:
   """Sends requests from several clients.
 
@@ -64,23 +63,23 @@ def crowd(
   seconds: list[float] = []
   of_rewards: list[float] = []
   refused: list[int] = []
-  end = time.monotonic() + given.seconds
+  end = time.monotonic() + options.seconds
 
   def ask(client: int) -> None:
     rng = np.random.default_rng(client)
     with httpx.Client(timeout=_PATIENCE_SECONDS, trust_env=False) as session:
       while time.monotonic() < end:
-        texts = rng.choice(queries, given.queries).tolist()
+        texts = rng.choice(queries, options.queries).tolist()
         start = time.monotonic()
         answer = session.post(
-          f"{url}/retrieve", json={"queries": texts, "k": given.k}
+          f"{url}/retrieve", json={"queries": texts, "k": options.k}
         )
         if answer.status_code != httpx.codes.OK:
           refused.append(answer.status_code)
           time.sleep(_LOOK_SECONDS)
           continue
         reply = answer.json()
-        assert len(reply["results"]) == given.queries
+        assert len(reply["results"]) == options.queries
         seconds.append(time.monotonic() - start)
         if ids := reply.get("request_ids"):
           rewards = [{"request_id": name, "rewards": 1.0} for name in ids]
@@ -90,7 +89,7 @@ def crowd(
 
   threads = [
     threading.Thread(target=ask, args=[client])
-    for client in range(given.clients)
+    for client in range(options.clients)
   ]
   for thread in threads:
     thread.start()
@@ -99,25 +98,25 @@ def crowd(
   return seconds, refused, of_rewards
 
 
-def measure(given: Any) -> dict[str, Any]:
+def measure(options: Any) -> dict[str, Any]:
   """Serves a run, loads the service, and returns the metrics."""
-  queries = random_sentences(given, 4096)
+  queries = random_sentences(options, 4096)
   command = [
     *(sys.executable, "-m", "realm_jax.serve"),
-    *(f"--model_dir={given.model_dir}", "--port=0"),
-    *([f"--corpus_dir={given.corpus_dir}"] if given.corpus_dir else []),
-    *(f"--gin.{binding}" for binding in given.bindings),
+    *(f"--model_dir={options.model_dir}", "--port=0"),
+    *([f"--corpus_dir={options.corpus_dir}"] if options.corpus_dir else []),
+    *(f"--gin.{binding}" for binding in options.bindings),
   ]
-  if given.feedback:
+  if options.feedback:
     command += ["--accept_feedback", "--explore_temperature=1"]
     command.append(f"--feedback_dir={tempfile.mkdtemp()}")
-    command.append(f"--pool_size={given.k}")
+    command.append(f"--pool_size={options.k}")
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
     try:
       assert service.stdout is not None
-      found = (re.search(r"http://\S+", line) for line in service.stdout)
-      url = next(match[0] for match in found if match)
-      first = {"queries": queries[: given.queries], "k": given.k}
+      addresses = (re.search(r"http://\S+", line) for line in service.stdout)
+      url = next(match[0] for match in addresses if match)
+      first = {"queries": queries[: options.queries], "k": options.k}
       httpx.post(
         f"{url}/retrieve",
         json=first,
@@ -135,19 +134,19 @@ def measure(given: Any) -> dict[str, Any]:
       watching = threading.Thread(target=watch)
       watching.start()
       start = time.monotonic()
-      seconds, refused, of_rewards = crowd(url, queries, given)
-      took = time.monotonic() - start
+      seconds, refused, of_rewards = crowd(url, queries, options)
+      wall_seconds = time.monotonic() - start
       ended.set()
       watching.join()
     finally:
       service.terminate()
   return {
-    "clients": given.clients,
-    "queries_per_request": given.queries,
-    "k": given.k,
+    "clients": options.clients,
+    "queries_per_request": options.queries,
+    "k": options.k,
     "requests_answered": len(seconds),
     "requests_refused": len(refused),
-    "queries_per_second": len(seconds) * given.queries / took,
+    "queries_per_second": len(seconds) * options.queries / wall_seconds,
     "median_seconds": statistics.median(seconds),
     "longest_seconds": max(seconds),
     **(
@@ -161,7 +160,7 @@ def measure(given: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     model_dir=Path,
     corpus_dir=None,
@@ -173,10 +172,9 @@ def main() -> None:
     feedback=0,
   )
   absl_flags.FLAGS.mark_as_parsed()
-  metrics = measure(given)
+  metrics = measure(options)
   print(name_value_table(metrics))
-  if given.json:
-    write_json(given.json, metrics)
+  flags.write(options, metrics)
 
 
 if __name__ == "__main__":

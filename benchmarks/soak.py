@@ -44,7 +44,6 @@ from harness.faults.disturbed import (
 )
 from harness.object_store import ObjectStore
 from harness.pretraining import Run
-from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
 
 # Number of last checkpoints without faults, so that no fault comes too late.
@@ -179,7 +178,7 @@ def _metrics(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   began = time.monotonic()
   outcome = finish(run, planned)
   faults = outcome["faults"]
-  found = {
+  metrics = {
     "steps": run.num_steps,
     "seconds": round(time.monotonic() - began, 1),
     "nothing_to_hit": sum(fault["what"] == NOTHING for fault in faults),
@@ -187,9 +186,9 @@ def _metrics(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   }
   if not outcome["problems"]:
     snapshots = {row["snapshot"] for row in verdict.curve(run)}
-    found["swaps"] = len(snapshots) - 1
-    found["refused_snapshots"] = verdict.refusals(run)
-  return found
+    metrics["swaps"] = len(snapshots) - 1
+    metrics["refused_snapshots"] = verdict.refusals(run)
+  return metrics
 
 
 def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
@@ -205,21 +204,23 @@ def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
-  given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
-  if given.storage not in ("disk", "bucket"):
-    sys.exit(f"--storage={given.storage}; want disk or bucket")
+  options = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
+  if options.storage not in ("disk", "bucket"):
+    sys.exit(f"--storage={options.storage}; want disk or bucket")
   # Exits by an exception, so that jobs are ended.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
   folder = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   print(f"runs and logs are in {folder}")
   result = soak(
-    folder, given.faults, in_bucket=given.storage == "bucket", seed=given.seed
+    folder,
+    options.faults,
+    in_bucket=options.storage == "bucket",
+    seed=options.seed,
   )
   passed = len(result) > 1 and not any(
     run["problems"] or run.get("differences") for run in result.values()
   )
-  if given.json:
-    write_json(given.json, {**result, "passed": passed})
+  flags.write(options, {**result, "passed": passed})
   for name, run in result.items():
     for figure, value in run.items():
       shown = len(value) if figure == "faults" else value

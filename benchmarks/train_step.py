@@ -38,7 +38,6 @@ from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer
 from realm_jax.training.encoder_inputs import (
   Candidates,
@@ -79,21 +78,21 @@ _CLS, _SEP, _FIRST_WORD = 101, 102, 999
 _STEP_PRODUCTS = ((12288, 256, 1024), (12288, 1024, 256))
 
 
-def make_models(given: argparse.Namespace) -> Components:
+def make_models(options: argparse.Namespace) -> Components:
   """Returns a retriever with shared towers, and a reader."""
   bert = BertConfig(
-    vocab_size=given.vocab,
+    vocab_size=options.vocab,
     separator_id=_SEP,
-    hidden_size=given.hidden,
-    num_layers=given.layers,
-    num_heads=given.heads,
-    intermediate_size=given.inner,
-    dropout_rate=given.dropout,
-    dtype=jnp.dtype(given.dtype),
-    attention=given.attention,
+    hidden_size=options.hidden,
+    num_layers=options.layers,
+    num_heads=options.heads,
+    intermediate_size=options.inner,
+    dropout_rate=options.dropout,
+    dtype=jnp.dtype(options.dtype),
+    attention=options.attention,
   )
-  retriever = BertRetriever(bert, projection_dropout_rate=given.dropout)
-  reader = BertReader(bert, joint_length=given.joint)
+  retriever = BertRetriever(bert, projection_dropout_rate=options.dropout)
+  reader = BertReader(bert, joint_length=options.joint)
   return Components({"retriever": retriever, "reader": reader})
 
 
@@ -105,7 +104,7 @@ def random_parameters(retriever: BertRetriever) -> Any:
 
 
 def batches_of(
-  given: argparse.Namespace, count: int
+  options: argparse.Namespace, count: int
 ) -> Iterator[PretrainingBatch]:
   """Yields batches, with real text if there is a corpus.
 
@@ -117,42 +116,44 @@ def batches_of(
   rng = np.random.default_rng(0)
 
   def words(*shape: int) -> np.ndarray:
-    return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
+    return rng.integers(_FIRST_WORD, options.vocab, shape).astype(np.int32)
 
-  query = words(given.batch, given.query)
+  query = words(options.batch, options.query)
   query[:, 0], query[:, -1] = _CLS, _SEP
-  blocks = words(given.batch, given.candidates, given.block)
+  blocks = words(options.batch, options.candidates, options.block)
   blocks[..., 0], blocks[..., 1], blocks[..., -1] = _CLS, _SEP, _SEP
   blocks[:, 0] = 0
   blocks[:, 0, :3] = _CLS, _SEP, _SEP
-  places = np.arange(1, 1 + given.masks, dtype=np.int32)
+  places = np.arange(1, 1 + options.masks, dtype=np.int32)
   masks = MaskTargets(
-    np.tile(places, (given.batch, 1)),
-    words(given.batch, given.masks),
-    np.ones((given.batch, given.masks), np.float32),
+    np.tile(places, (options.batch, 1)),
+    words(options.batch, options.masks),
+    np.ones((options.batch, options.masks), np.float32),
   )
-  corpus = Corpus.open(given.corpus_dir) if given.corpus_dir else None
+  corpus = Corpus.open(options.corpus_dir) if options.corpus_dir else None
   for _ in range(count):
     if corpus is not None:
       rows = rng.integers(corpus.num_blocks, size=blocks.shape[:2])
       rows[:, 0] = -1
-      sources = rng.integers(corpus.num_blocks, size=given.batch)
-      query = corpus.random_sentences(sources, given.query, rng)
-      blocks = corpus.gather(rows, given.block)
+      sources = rng.integers(corpus.num_blocks, size=options.batch)
+      query = corpus.random_sentences(sources, options.query, rng)
+      blocks = corpus.gather(rows, options.block)
     candidates = Candidates.of(blocks)
     yield PretrainingBatch(query, candidates, masks)
 
 
-def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
+def sequence_flops(
+  options: argparse.Namespace, length: np.ndarray
+) -> np.ndarray:
   """Returns the FLOPs of the encoder's matrix products, by sequence length."""
-  width, inner = given.hidden, given.inner
+  width, inner = options.hidden, options.inner
   linear = 2 * length * (4 * width * width + 2 * width * inner)
   attention = 4 * length.astype(np.float64) ** 2 * width
-  return given.layers * (linear + attention)
+  return options.layers * (linear + attention)
 
 
 def useful(
-  given: argparse.Namespace, models: Components, batch: PretrainingBatch
+  options: argparse.Namespace, models: Components, batch: PretrainingBatch
 ) -> Any:
   """Returns the useful tokens and FLOPs of a step.
 
@@ -169,16 +170,16 @@ def useful(
     np.count_nonzero(text, axis=-1).reshape(-1)
     for text in (query, distinct, joint)
   ]
-  width, projection = given.hidden, models.retriever.vector_size
+  width, projection = options.hidden, models.retriever.vector_size
   pooled = 2 * (len(query) + len(distinct)) * width * (width + projection)
-  num_masks = given.batch * given.candidates * given.masks
-  head = 2 * num_masks * width * (width + given.vocab)
-  encoders = sum(sequence_flops(given, part).sum() for part in lengths)
+  num_masks = options.batch * options.candidates * options.masks
+  head = 2 * num_masks * width * (width + options.vocab)
+  encoders = sum(sequence_flops(options, part).sum() for part in lengths)
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
 def measure_step(
-  given: argparse.Namespace, precision: str | None = None
+  options: argparse.Namespace, precision: str | None = None
 ) -> dict[str, Any]:
   """Compiles, runs and times our step, and then matrix products.
 
@@ -187,11 +188,11 @@ def measure_step(
   jax.config.update("jax_default_matmul_precision", precision)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  models = make_models(given)
-  batches = [*batches_of(given, given.steps + 1)]
+  models = make_models(options)
+  batches = [*batches_of(options, options.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
   layout = PackingLayout(mesh)
-  if given.pack:
+  if options.pack:
     # The step is compiled for two numbers of bins: enough for half of the
     # batches, and enough for all.
     needed = jax.jit(lambda batch: needed_bins(_STAGE.inputs(models, batch)))
@@ -224,7 +225,7 @@ def measure_step(
     start = time.perf_counter()
     state, _ = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
-    of_tokens, of_flops = useful(given, models, on_host)
+    of_tokens, of_flops = useful(options, models, on_host)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
   peak = peer_processes.peak_memory()
   if memory := jax.devices()[0].memory_stats():  # None on CPUs.
@@ -237,7 +238,7 @@ def measure_step(
     "peak_memory_gb": peak / 1e9,
     "compile_seconds": compile_seconds,
     # After the step, so it does not raise the step's peak memory.
-    "matmul_gflops_per_second": matmul_gflops_per_second(given.dtype),
+    "matmul_gflops_per_second": matmul_gflops_per_second(options.dtype),
   }
 
 
@@ -258,40 +259,40 @@ def matmul_gflops_per_second(dtype: str) -> float:
   return best
 
 
-def measure_all(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def measure_all(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
   """Measures each step in a separate process; returns metrics by system."""
-  sizes = {name: getattr(given, name) for name in SIZES}
-  synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
-  found = {"ours": in_new_process(measure_step, synthetic)}
-  found["ours, float32"] = in_new_process(measure_step, synthetic, "float32")
+  sizes = {name: getattr(options, name) for name in SIZES}
+  synthetic = argparse.Namespace(**{**vars(options), "corpus_dir": None})
+  measured = {"ours": in_new_process(measure_step, synthetic)}
+  measured["ours, float32"] = in_new_process(measure_step, synthetic, "float32")
   if peer_processes.installed():
-    common = f"--steps={given.peer_steps}", f"--sizes={json.dumps(sizes)}"
+    common = f"--steps={options.peer_steps}", f"--sizes={json.dumps(sizes)}"
     for name, arguments in _PEERS.items():
       printed = peer_processes.run("step", *arguments, *common)
-      found[name] = json.loads(printed)
-  return found
+      measured[name] = json.loads(printed)
+  return measured
 
 
-def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
   """Measures all steps in rounds; returns the medians, a row for each step."""
-  rounds = [measure_all(given) for _ in range(given.rounds)]
+  rounds = [measure_all(options) for _ in range(options.rounds)]
   rows = []
   for name in rounds[0]:
-    own = {
+    medians = {
       key: statistics.median(one[name][key] for one in rounds)
       for key in rounds[0][name]
     }
-    seconds = own["seconds_per_step"]
+    seconds = medians["seconds_per_step"]
     # All steps have the same useful FLOPs.
     useful = rounds[0]["ours"]["useful_gflop_per_step"] / seconds
     rows.append(
       {
         "system": name,
-        "examples_per_second": given.batch / seconds,
+        "examples_per_second": options.batch / seconds,
         "useful_gflops_per_second": useful,
-        "matmul_gflops_per_second": own["matmul_gflops_per_second"],
-        "peak_memory_gb": own["peak_memory_gb"],
-        "compile_seconds": own.get("compile_seconds", ""),
+        "matmul_gflops_per_second": medians["matmul_gflops_per_second"],
+        "peak_memory_gb": medians["peak_memory_gb"],
+        "compile_seconds": medians.get("compile_seconds", ""),
         # Compared within each round, so load on the machine cancels out.
         "ours_is_faster": statistics.median(
           one[name]["seconds_per_step"] / one["ours"]["seconds_per_step"]
@@ -303,19 +304,19 @@ def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
   return rows
 
 
-def compare_on_text(given: argparse.Namespace) -> dict[str, float]:
+def compare_on_text(options: argparse.Namespace) -> dict[str, float]:
   """Measures our step on a corpus; returns useful tokens per second."""
   rates = {}
   for name, pack in (("packed", True), ("padded", False)):
-    sizes = argparse.Namespace(**{**vars(given), **_REAL_TEXT, "pack": pack})
-    own = in_new_process(measure_step, sizes)
-    rates[name] = own["useful_tokens_per_second"]
+    sizes = argparse.Namespace(**{**vars(options), **_REAL_TEXT, "pack": pack})
+    measured = in_new_process(measure_step, sizes)
+    rates[name] = measured["useful_tokens_per_second"]
   return rates
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     argv,
     **SIZES,
@@ -326,15 +327,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds=3,
     corpus_dir=None,
   )
-  given.pack = True
-  result: dict[str, Any] = {"rows": compare(given)}
-  head, *_ = result["rows"]
-  print(columns([[*head], *([*row.values()] for row in result["rows"])]))
-  if given.corpus_dir:
-    result["tokens_per_second"] = compare_on_text(given)
+  options.pack = True
+  result: dict[str, Any] = {"rows": compare(options)}
+  print(flags.table(result["rows"]))
+  if options.corpus_dir:
+    result["tokens_per_second"] = compare_on_text(options)
     print(columns([*result["tokens_per_second"].items()]))
-  if given.json:
-    write_json(given.json, result)
+  flags.write(options, result)
 
 
 if __name__ == "__main__":

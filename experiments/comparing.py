@@ -4,17 +4,68 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from absl import flags
 
-from experiments.data import GeneratedWorlds
-from experiments.pipeline import markdown, over_seeds
+from experiments.data import CORPUS, GeneratedWorlds
+from experiments.pipeline import Step, Steps, markdown, over_seeds
 from experiments.world.world import World
 from realm_jax.errors import RealmError
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.sole_process import sole_process
+
+_GIN = Path("experiments/gin")
+
+
+class Seed(NamedTuple):
+  """What a system is measured with.
+
+  Attributes:
+    folder: Folder of the seed.
+    number: Seed of the world and of everything that is trained.
+    worlds: Worlds of all seeds.
+    world: World of this seed.
+    gin_files: Additional gin files.
+  """
+
+  folder: Path
+  number: int
+  worlds: GeneratedWorlds
+  world: World
+  gin_files: Sequence[str]
+
+
+class SystemSteps(Steps):
+  """Steps in the folder of a seed, with the demo's recipes and others.
+
+  Attributes:
+    gin_folders: Folders of recipes in experiments/gin. A recipe replaces one of
+      the same name in an earlier folder.
+    after_recipes: Gin files that are applied after each recipe.
+  """
+
+  gin_folders: Sequence[str] = ("demo",)
+  after_recipes: ClassVar[Sequence[str]] = ()
+
+  def __init__(self, folder: Path, seed: int, gin_files: Sequence[str]):
+    recipes = {
+      path.stem: [str(path), *self.after_recipes, *gin_files]
+      for name in self.gin_folders
+      for path in (_GIN / name).glob("*.gin")
+    }
+    trained = [n for n in recipes if not n.startswith(("build", "eval"))]
+    always = {name: {"SEED": seed} for name in trained}
+    super().__init__(folder, recipes, str(folder / CORPUS), always)
+
+  def start(self) -> tuple[Step, Step]:
+    """Returns the inverse-cloze retriever, and a reader of what it finds."""
+    retriever = self.train("inverse_cloze", "inverse_cloze")
+    reading = self.train("reading", "reading")
+    name = "reading_retrieved"
+    builder = self.first_snapshot(name)
+    return retriever, self.train(name, name, retriever, reading, builder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,48 +77,15 @@ class Comparison:
     titles: Names of the systems in the report.
     columns: Metrics in the report.
     worlds: Function that returns the worlds, given additional gin files.
-    measure: Function that trains a system and returns its metrics. It gets the
-      system's name, the seed's folder, the seed, the worlds, the seed's world
-      and additional gin files.
+    measure: Function that trains the system with a name, and returns its
+      metrics.
   """
 
   name: str
   titles: Mapping[str, str]
   columns: Sequence[str]
   worlds: Callable[[Sequence[str]], GeneratedWorlds]
-  measure: Callable[..., dict[str, Any]]
-
-  @classmethod
-  def of_steps(
-    cls,
-    name: str,
-    systems: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]],
-    columns: Sequence[str],
-    worlds: Callable[[Sequence[str]], GeneratedWorlds],
-    steps: Callable[[Path, int, Sequence[str]], Any],
-  ) -> "Comparison":
-    """Compares systems that are measured by the steps in a seed's folder.
-
-    Args:
-      name, columns, worlds: As above.
-      systems: Title of each system, and the function that measures it.
-      steps: Function that makes the argument of these functions, from the
-        seed's folder, the seed and additional gin files.
-    """
-
-    def measure(
-      system: str,
-      folder: Path,
-      seed: int,
-      worlds: GeneratedWorlds,
-      world: World,
-      gin_files: Sequence[str],
-    ) -> dict[str, Any]:
-      del worlds, world
-      return systems[system][1](steps(folder, seed, gin_files))
-
-    titles = {key: title for key, (title, _) in systems.items()}
-    return cls(name, titles, columns, worlds, measure)
+  measure: Callable[[str, Seed], Mapping[str, Any]]
 
   def run(self) -> None:
     """Compares the systems chosen by flags; writes and prints the report."""
@@ -102,21 +120,21 @@ class Comparison:
     worlds = self.worlds(gin_files)
     results: dict[str, list[dict[str, Any]]]
     results = {name: [] for name in names or self.titles}
-    for seed in range(seeds):
-      folder = output_dir / f"seed-{seed}"
-      world: World = worlds.prepare(folder, seed)
-      for name, found in results.items():
+    for number in range(seeds):
+      folder = output_dir / f"seed-{number}"
+      world = worlds.prepare(folder, number)
+      seed = Seed(folder, number, worlds, world, gin_files)
+      for name, of_seeds in results.items():
         path = folder / f"{name}.json"
         if not path.exists():
-          own = self.measure(name, folder, seed, worlds, world, gin_files)
-          write_json(path, own)
-        found.append(json.loads(path.read_text()))
+          write_json(path, self.measure(name, seed))
+        of_seeds.append(json.loads(path.read_text()))
     write_json(output_dir / "report.json", results)
     rows = [["system", *self.columns]]
-    for name, found in results.items():
+    for name, of_seeds in results.items():
       cells = [
-        over_seeds([one[column] for one in found if column in one])
-        for column in self.columns
+        over_seeds([metrics[c] for metrics in of_seeds if c in metrics])
+        for c in self.columns
       ]
       rows.append([self.titles[name], *cells])
     return markdown(rows)

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -23,7 +24,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
-from realm_jax.storage.json_files import write_json
+from realm_jax.storage.json_files import json_lines, write_json
 
 CORPUS = "corpus"
 # Corpora of a single language, if there are two: the documents of the first
@@ -61,8 +62,8 @@ class GivenData:
     """Raises a `RealmError` if a file is missing; creates nothing."""
     Corpus.open(self.corpus_dir)
     questions = (self.train_questions, self.questions, self.sentences)
-    for given in filter(None, questions):
-      path = os.fspath(given)
+    for file in filter(None, questions):
+      path = os.fspath(file)
       if not path.startswith("tfds:") and not epath.Path(path).exists():
         raise RealmError(
           f"there are no questions {path}; want a file, or a folder of a "
@@ -130,8 +131,8 @@ class GeneratedWorlds:
       documents = [*world.documents]
       if second is not None:
         more, statements = write_in_second_language(world, second, seed=seed)
-        own = folder / _OWN_ARTICLES
-        world_lib.write_articles(own, world, more, language=CODE)
+        second_articles = folder / _OWN_ARTICLES
+        world_lib.write_articles(second_articles, world, more, language=CODE)
         world_lib.write_questions(files, world, "statements", statements)
         documents += more
       # Written last, so it shows that the world is complete.
@@ -160,24 +161,29 @@ class GeneratedWorlds:
     if self.chains is not None:
       settings["links"] = "mentions"
     flags = [*(("input", path) for path in inputs), *settings.items()]
-    given = shlex.join(f"--{flag}={value}" for flag, value in flags)
-    print(f"\n$ python -m realm_jax.build_corpus {given}", flush=True)
+    arguments = shlex.join(f"--{flag}={value}" for flag, value in flags)
+    print(f"\n$ python -m realm_jax.build_corpus {arguments}", flush=True)
     print(build_corpus(inputs, **settings).table(), flush=True)
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+  """Returns the objects in a JSON Lines file."""
+  with path.open() as lines:
+    return [*map(json.loads, lines)]
+
+
 def write_judged(world: Path, path: Path) -> None:
-  """Writes a world's training questions, with documents that answer them."""
-  documents = {}
-  with (world / "articles.jsonl").open() as lines:
-    for line in lines:
-      document = json.loads(line)
-      documents[document["id"]] = document
-  with (world / "questions-train.jsonl").open() as lines, path.open("w") as out:
-    for line in lines:
-      question = json.loads(line)
+  """Writes a world's training questions, with documents that answer them.
+
+  A file that exists stays, because it is complete.
+  """
+  if path.exists():
+    return
+  documents = {one["id"]: one for one in read_lines(world / "articles.jsonl")}
+  with json_lines(path) as write:
+    for question in read_lines(world / "questions-train.jsonl"):
       relevant = [documents[name] for name in question["documents"]]
-      judged = {"query": question["question"], "positive_passages": relevant}
-      out.write(f"{json.dumps(judged)}\n")
+      write({"query": question["question"], "positive_passages": relevant})
 
 
 # Corpus and questions of each seed, which may be the same for all seeds.

@@ -61,8 +61,8 @@ class Command:
   def configured(self) -> tuple[configuration.Bindings, Callable[..., Any]]:
     """Returns the configuration, and the function that it configures."""
     function = function_of(f"realm_jax.{self.module}", self.flags)
-    given = self._gin_bindings()
-    return configuration.parsed(function, self.gin_files, given), function
+    bindings = self._gin_bindings()
+    return configuration.parsed(function, self.gin_files, bindings), function
 
   def build(self) -> Any:
     """Returns the configured object, such as a `TrainConfig`."""
@@ -118,8 +118,8 @@ class Step:
       return (self.folder / METRICS).exists()
     if self.command.module == "build_index":
       built = SnapshotStore(self.folder).steps()
-      wanted = self.command.bindings.get("CHECKPOINT_STEP")
-      return bool(built) if wanted is None else wanted in built
+      step = self.command.bindings.get("CHECKPOINT_STEP")
+      return bool(built) if step is None else step in built
     with contextlib.closing(CheckpointStore(self.folder)) as store:
       return store.steps()[-1:] == [self.command.build().num_steps]
 
@@ -158,15 +158,19 @@ class Steps:
         "change RECIPES"
       )
     directories = {"MODEL_DIR": str(run), "CORPUS_DIR": self.corpus_dir}
-    given = {**directories, **self.always.get(recipe, {}), **bindings}
-    return Command(module, self.recipes[recipe], given, flags)
+    all_bindings = {**directories, **self.always.get(recipe, {}), **bindings}
+    return Command(module, self.recipes[recipe], all_bindings, flags)
+
+  def builder(
+    self, name: str, recipe: str = "build_index", **bindings: Value
+  ) -> Command:
+    """Returns the command that refreshes the index of a run."""
+    return self.command("build_index", recipe, self.folder / name, **bindings)
 
   def first_snapshot(self, name: str) -> Command:
     """Returns the command that builds the first snapshot of a run."""
-    return self.command(
-      *("build_index", "build_index", self.folder / name, "--once"),
-      CHECKPOINT_STEP=0,
-    )
+    builder = self.builder(name, CHECKPOINT_STEP=0)
+    return dataclasses.replace(builder, flags=("--once",))
 
   def train(
     self,
@@ -182,11 +186,11 @@ class Steps:
     It may start from the retriever and the reader of other runs.
     """
     starts = {"INITIAL_CHECKPOINT": retriever, "INITIAL_READER": reader}
-    found = {name: run for name, run in starts.items() if run is not None}
-    paths = {name: str(run.folder) for name, run in found.items()}
+    steps = {name: run for name, run in starts.items() if run is not None}
+    paths = {name: str(run.folder) for name, run in steps.items()}
     folder = self.folder / name
     command = self.command("train", recipe, folder, **{**bindings, **paths})
-    return Step(command, folder, [*found.values()], builder)
+    return Step(command, folder, [*steps.values()], builder)
 
   def evaluate(
     self,
@@ -205,8 +209,8 @@ class Steps:
     if snapshot is not None:
       paths["SNAPSHOT"] = str(snapshot.folder)
       needs.append(snapshot)
-    given = {**paths, **bindings}
-    command = self.command("evaluate", recipe, run.folder, **given)
+    all_bindings = {**paths, **bindings}
+    command = self.command("evaluate", recipe, run.folder, **all_bindings)
     return Step(command, folder, needs)
 
   def build_index(
@@ -217,12 +221,12 @@ class Steps:
     **bindings: Value,
   ) -> Step:
     """Returns the build of a run's snapshot, in its own or a named folder."""
-    own, folder = {}, run.folder / "snapshots"
+    snapshots, folder = {}, run.folder / "snapshots"
     if name is not None:
       folder = self.folder / name
-      own["SNAPSHOTS_DIR"] = str(folder)
+      snapshots["SNAPSHOTS_DIR"] = str(folder)
     command = self.command(
-      *("build_index", recipe, run.folder, "--once"), **own, **bindings
+      *("build_index", recipe, run.folder, "--once"), **snapshots, **bindings
     )
     return Step(command, folder, [run])
 
@@ -292,16 +296,21 @@ def run_in_cpu_seconds(step: Step) -> float:
   path = step.folder / "cpu_seconds.json"
   seconds = json.loads(path.read_text()) if path.exists() else 0.0
   if not step.is_finished():
-    started = time.process_time()
+    started, compiled = time.process_time(), _compile_seconds(step)
     try:
       run(step)
     finally:
-      rows = read_rows(step.folder)
-      compiled = rows[-1]["run_seconds"]["compile"] if rows else 0.0
+      compiled = _compile_seconds(step) - compiled
       # The compile time is wall time, which under load exceeds CPU time.
       seconds += max(0.0, time.process_time() - started - compiled)
       write_json(path, seconds)
   return seconds
+
+
+def _compile_seconds(step: Step) -> float:
+  """Returns the compile time of a training, in all of its processes."""
+  rows = read_rows(step.folder)
+  return rows[-1]["run_seconds"]["compile"] if rows else 0.0
 
 
 def call(command: Command, *, num_steps: int | None = None) -> None:
@@ -318,11 +327,11 @@ def call(command: Command, *, num_steps: int | None = None) -> None:
   with stop_on_signal() as stop:
     bindings, function = command.configured()
     once = {"once": True} if "--once" in command.flags else {}
-    made = bindings.build(function, **once)
+    configured = bindings.build(function, **once)
     if command.module == "train":
       if num_steps is not None:
-        made = dataclasses.replace(made, num_steps=num_steps)
-      trainer.train(made)
+        configured = dataclasses.replace(configured, num_steps=num_steps)
+      trainer.train(configured)
     if stop.is_set():
       raise StoppedError(
         f"stopped by SIGTERM in {command.module}; the same command continues"
@@ -333,8 +342,9 @@ def call(command: Command, *, num_steps: int | None = None) -> None:
 def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
   """Runs Python with some arguments as a process during a `with` block.
 
-  Its output is appended to a log. If it fails, SIGTERM stops the block. At the
-  end of the block, the process is terminated.
+  Its output is appended to a log. If it fails, SIGTERM stops the block, which
+  has to end then (`console.is_stopping`). At the end of the block, the process
+  is terminated.
 
   Raises:
     StoppedError: SIGTERM came from elsewhere.
@@ -372,7 +382,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
   if process.returncode > 0:
     lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     raise RealmError(
-      "the index builder failed:\n" + "\n".join(lines) + f"\n  see {log}"
+      f"{log.stem} failed:\n" + "\n".join(lines) + f"\n  see {log}"
     )
   if stop.is_set():
     raise StoppedError("stopped by SIGTERM; the same command continues")

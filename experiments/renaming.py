@@ -52,9 +52,9 @@ class RenamingOpenQa(OpenQa):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    query, blocks = _renamed(context.corpus, batch, made.query, made.blocks)
-    return RenamedBatch(*made._replace(blocks=blocks), query), metrics
+    plain, metrics = super().features(batch, found, context)
+    query, blocks = _renamed(context.corpus, batch, plain.query, plain.blocks)
+    return RenamedBatch(*plain._replace(blocks=blocks), query), metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
     return RenamedBatch(*super().dummy_batch(shapes), shapes.query)
@@ -77,13 +77,13 @@ class RenamingTwoHopQa(TwoHopQa):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    given = made.query, made.hop_queries, made.candidates.tokens, made.read
-    query, hop_queries, tokens, read = _renamed(context.corpus, batch, *given)
+    plain, metrics = super().features(batch, found, context)
+    arrays = plain.query, plain.hop_queries, plain.candidates.tokens, plain.read
+    query, hop_queries, tokens, read = _renamed(context.corpus, batch, *arrays)
     renamed = {"query": query, "hop_queries": hop_queries, "read": read}
     candidates = Candidates.of(tokens)
-    made = made._replace(candidates=candidates, read_query=query, **renamed)
-    return made, metrics
+    renamed["read_query"] = query
+    return plain._replace(candidates=candidates, **renamed), metrics
 
 
 class _RenamingQueriesAndTexts(Stage):
@@ -100,10 +100,10 @@ class _RenamingQueriesAndTexts(Stage):
   ) -> Features:
     # The stage that the class is combined with.
     stage: Any = super()
-    made, metrics = stage.features(batch, found, context)
-    read = made.query, getattr(made, self.texts)
+    plain, metrics = stage.features(batch, found, context)
+    read = plain.query, getattr(plain, self.texts)
     query, texts = _renamed(context.corpus, batch, *read)
-    return made._replace(**{"query": query, self.texts: texts}), metrics
+    return plain._replace(**{"query": query, self.texts: texts}), metrics
 
 
 class RenamingReranking(_RenamingQueriesAndTexts, Reranking):
@@ -129,13 +129,13 @@ class RenamingTextToText(TextToText):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    candidates = made.candidates
-    read = made.prompts, candidates.passages, made.targets
+    plain, metrics = super().features(batch, found, context)
+    candidates = plain.candidates
+    read = plain.prompts, candidates.passages, plain.targets
     prompts, passages, targets = _renamed(context.corpus, batch, *read)
     candidates = candidates._replace(passages=passages)
     renamed = {"candidates": candidates, "prompts": prompts}
-    return made._replace(**renamed, targets=targets), metrics
+    return plain._replace(**renamed, targets=targets), metrics
 
 
 def _renamed(
@@ -188,5 +188,5 @@ def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
       "words that only occur in names; train with `open_qa.OpenQa`"
     )
   places = in_spans.argmax(axis=0)
-  found = np.unique(places[is_name])
-  return tuple(np.flatnonzero(is_name & (places == p)) for p in found)
+  places_of_names = np.unique(places[is_name])
+  return tuple(np.flatnonzero(is_name & (places == p)) for p in places_of_names)

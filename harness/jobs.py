@@ -203,6 +203,6 @@ def wait_until(
 
 def free_port() -> int:
   """Returns a free port of this machine."""
-  with socket.socket() as found:
-    found.bind(("localhost", 0))
-    return int(found.getsockname()[1])
+  with socket.socket() as listener:
+    listener.bind(("localhost", 0))
+    return int(listener.getsockname()[1])

@@ -25,11 +25,11 @@ def tokens_of(text: str) -> list[str]:
 
 def log_probs_of(tokens: list[str]) -> list[float]:
   """Returns log p of each token, given the previous ones."""
-  found = []
+  log_probs = []
   for place, token in enumerate(tokens):
     same = tokens[:place].count(token) / max(place, 1)
-    found.append(math.log(0.5 * same + 0.5 / VOCABULARY))
-  return found
+    log_probs.append(math.log(0.5 * same + 0.5 / VOCABULARY))
+  return log_probs
 
 
 class LanguageModelServer:
@@ -87,12 +87,12 @@ class LanguageModelServer:
   def __exit__(self, *_: object) -> None:
     self.stop()
 
-  def answer(self, asked: dict[str, Any], key: str) -> tuple[int, Any]:
+  def answer(self, request: dict[str, Any], key: str) -> tuple[int, Any]:
     """Returns the status and the body of a response.
 
     A body of None breaks the connection.
     """
-    prompt = asked["prompt"]
+    prompt = request["prompt"]
     self.prompts.append(prompt)
     if self.key and key != f"Bearer {self.key}":
       return 401, {"error": "no such key"}
@@ -112,15 +112,15 @@ class LanguageModelServer:
     usage["total_tokens"] = len(texts) + 1
     choice: dict[str, Any] = {"index": 0, "text": " x", "logprobs": None}
     if self.kind == "prompt_logprobs":
-      own = [
+      scored = [
         {"7": {"logprob": p, "rank": 9, "decoded_token": _alone(text)}}
         for text, p in zip(texts, log_probs, strict=True)
       ]
-      for one in own:
-        one["8"] = {"logprob": -0.01, "rank": 1, "decoded_token": " the"}
-      choice["prompt_logprobs"] = [None, *own] if self.begins else [None]
-      choice["prompt_logprobs"] += [] if self.begins else own[1:]
-    elif asked.get("echo") and self.kind in ("characters", "bytes"):
+      for token in scored:
+        token["8"] = {"logprob": -0.01, "rank": 1, "decoded_token": " the"}
+      choice["prompt_logprobs"] = [None, *scored] if self.begins else [None]
+      choice["prompt_logprobs"] += [] if self.begins else scored[1:]
+    elif request.get("echo") and self.kind in ("characters", "bytes"):
       texts = [BEGIN] * self.begins + [*texts, " x"]
       offsets, done = [], 0
       for text in texts:

@@ -192,26 +192,22 @@ class _Handler(RequestHandler):
     store, generation = self._store, None
     is_upload = self.command == "PUT" and "upload_id=" in self.path
     with store.lock:
-      # The emulator does not support preconditions.
-      if not self._is_wanted_generation():
-        answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
-        self._refuse(412)
-        written = cast(io.BytesIO, self.wfile).getvalue()
-        self.wfile = answer
-        return written
       # The emulator forgets finished uploads. If the response was lost and the
       # client tries again, it would get a 404.
       if is_upload and self.path in store.finished_uploads:
         return store.finished_uploads[self.path]
       answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
-      Router(self).handle(self.command)
+      if self._is_wanted_generation():
+        Router(self).handle(self.command)
+      else:  # The emulator does not support preconditions.
+        self._refuse(412)
       written = cast(io.BytesIO, self.wfile).getvalue()
       self.wfile = answer
       if is_upload and b" 200 " in written.partition(b"\r\n")[0]:
         store.finished_uploads[self.path] = written
-      found = _OBJECT.search(urlsplit(self.path).path)
-      if found and self.command == "GET":
-        bucket, name = map(unquote, found.groups())
+      match = _OBJECT.search(urlsplit(self.path).path)
+      if match and self.command == "GET":
+        bucket, name = map(unquote, match.groups())
         objects = store.storage.objects.get(bucket, {})
         generation = objects.get(name, {}).get("generation")
     if generation is not None:
@@ -229,8 +225,8 @@ class _Handler(RequestHandler):
     if "ifGenerationMatch" not in query or "name" not in query:
       return True
     objects = self._store.storage.objects.get(bucket, {})
-    own = objects.get(query["name"][0], {}).get("generation", "0")
-    return query["ifGenerationMatch"] == [own]
+    generation = objects.get(query["name"][0], {}).get("generation", "0")
+    return query["ifGenerationMatch"] == [generation]
 
   def _refuse(self, status: int) -> None:
     error = {"code": status, "message": "a fault that was asked for"}

@@ -80,9 +80,9 @@ def run_on_texts(
     folder: Folder for the two files.
     model: Vocabulary or model.
   """
-  given, output = folder / f"{what}.json", folder / f"{what}.npz"
-  given.write_text(json.dumps(texts), encoding="utf-8")
-  files = ("--model", model, "--input", given, "--output", output)
+  inputs, output = folder / f"{what}.json", folder / f"{what}.npz"
+  inputs.write_text(json.dumps(texts), encoding="utf-8")
+  files = ("--model", model, "--input", inputs, "--output", output)
   run("sentence", what, *files)
   with np.load(output, allow_pickle=False) as arrays:
     return dict(arrays)

@@ -39,16 +39,16 @@ class ServedRun(LanguageModelServer):
     super().__init__()
     self._run, self._port, self._lock = run, port, threading.Lock()
 
-  def answer(self, asked: dict[str, Any], key: str) -> tuple[int, Any]:
+  def answer(self, request: dict[str, Any], key: str) -> tuple[int, Any]:
     del key
-    prompt = str(asked["prompt"])
+    prompt = str(request["prompt"])
     self.prompts.append(prompt)
-    if not (found := _TEXT.fullmatch(prompt)):
+    if not (match := _TEXT.fullmatch(prompt)):
       return 400, {"error": f"{prompt!r:.80} is not of {TEMPLATES}"}
-    passage, title, text, query, answer = found.groups()
+    passage, title, text, query, answer = match.groups()
     with self._lock:
       log_p = self._log_p(passage and (title, text), query, answer)
-    before = prompt[: found.start(5) - 1]
+    before = prompt[: match.start(5) - 1]
     logprobs = {
       "tokens": [before, f" {answer}", " x"],
       "text_offset": [0, len(before), len(prompt)],
@@ -71,12 +71,12 @@ class ServedRun(LanguageModelServer):
       passages[0, 0, : len(ids)] = ids
     prompts = reader_texts.prompt_ids(reader, view, [query])
     read = reader_texts.joined(prompts, passages, end_id=reader.end_id)
-    found = run.compute(
+    scores = run.compute(
       *(GenerativeReader.score, reader, run.params["reader"]),
       token_ids=np.asarray(read),
       targets=reader_texts.target_ids(reader, view, [answer])[:, None],
     )
-    return float(found[1][0, 0, 0])
+    return float(scores[1][0, 0, 0])
 
 
 def main(argv: Sequence[str]) -> None:

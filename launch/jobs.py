@@ -180,10 +180,10 @@ def split_bindings(
   """
   others, bindings = [], {job: [] for job in _MODULES}
   for argument in argv:
-    if (found := _BINDING.fullmatch(argument)) is None:
+    if (match := _BINDING.fullmatch(argument)) is None:
       others.append(argument)
       continue
-    job, binding = found[1] or "trainer", found[2]
+    job, binding = match[1] or "trainer", match[2]
     if job not in bindings or "=" not in binding:
       raise RealmError(
         f"{argument}: write --gin.NAME=VALUE for the trainer, or "
@@ -243,13 +243,13 @@ def plan(
   simulated = f"JAX_NUM_CPU_DEVICES={given.simulated_devices}"
   cpu = ["JAX_PLATFORMS=cpu", simulated] if given.simulated_devices else []
   for assignment in [*given.env, *cpu]:
-    if (found := _VARIABLE.fullmatch(assignment)) is None:
+    if (match := _VARIABLE.fullmatch(assignment)) is None:
       raise RealmError(
         f"--env={assignment}: write NAME=VALUE, or JOB.NAME=VALUE with JOB one "
         f"of {', '.join(_MODULES)}"
       )
-    for job in [found[1]] if found[1] else _MODULES:
-      environment[job][found[2]] = found[3]
+    for job in [match[1]] if match[1] else _MODULES:
+      environment[job][match[2]] = match[3]
   jobs = []
   for name in _MODULES:
     if _of_job(given, name, "gin_file"):
@@ -304,9 +304,9 @@ def _job(
         f"{key}={value} is on this machine; --executor={given.executor} runs "
         "on other machines, which only share gs:// paths"
       )
-  own = _of_job(given, name, "tpu")
-  tpu = parse_slice(own or given.tpu)
-  if own is None and name == "evaluator":
+  slice_name = _of_job(given, name, "tpu")
+  tpu = parse_slice(slice_name or given.tpu)
+  if slice_name is None and name == "evaluator":
     slices = slices_of(tpu.generation).values()
     tpu = next(s for s in slices if s.chips == tpu.chips_per_host)
   return Job(name, arguments, schedule, environment, tpu.hosts, tpu)

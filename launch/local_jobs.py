@@ -58,9 +58,9 @@ def run_locally(
 
 def free_address() -> str:
   """Returns an address of this machine with a free port."""
-  with socket.socket() as found:
-    found.bind(("localhost", 0))
-    return f"localhost:{found.getsockname()[1]}"
+  with socket.socket() as listener:
+    listener.bind(("localhost", 0))
+    return f"localhost:{listener.getsockname()[1]}"
 
 
 class _Process:
@@ -124,10 +124,10 @@ class _Jobs:
     """Returns the first failed process's code, or 0; signals are negative."""
     goes_on = True
     for is_after in (False, True):
-      for job in jobs:
-        if goes_on and (job.schedule is Schedule.AFTER) == is_after:
-          self._start(job)
       try:
+        for job in jobs:
+          if goes_on and (job.schedule is Schedule.AFTER) == is_after:
+            self._start(job)
         goes_on = self._may_end()
       finally:
         self._stop(self._running, self._grace_seconds)

@@ -78,9 +78,9 @@ def parse_slice(text: str) -> Slice:
   Raises:
     RealmError: There is no such slice.
   """
-  found = re.fullmatch(r"(\w+)([-:])(\d+(?:x\d+){0,2})", text)
-  name = found[1].replace("v5litepod", "v5e") if found else ""
-  if found is None or name not in _GENERATIONS:
+  match = re.fullmatch(r"(\w+)([-:])(\d+(?:x\d+){0,2})", text)
+  name = match[1].replace("v5litepod", "v5e") if match else ""
+  if match is None or name not in _GENERATIONS:
     raise RealmError(
       f"{text!r} is not a TPU slice of {', '.join(_GENERATIONS)}; write "
       "GENERATION-SIZE, as in v5litepod-64, or GENERATION:TOPOLOGY, as in "
@@ -88,11 +88,11 @@ def parse_slice(text: str) -> Slice:
     )
   by_size = slices_of(name)
   some = [*by_size.values()][-1]
-  if found[2] == ":" and found[3].count("x") == some.topology.count("x"):
-    return Slice(name, found[3])
-  if found[2] == ":" or found[3] not in by_size:
+  if match[2] == ":" and match[3].count("x") == some.topology.count("x"):
+    return Slice(name, match[3])
+  if match[2] == ":" or match[3] not in by_size:
     raise RealmError(
       f"{text!r}: {name} has no such slice; its sizes "
       f"are {', '.join(by_size)}, and its topologies as {some.topology}"
     )
-  return by_size[found[3]]
+  return by_size[match[3]]

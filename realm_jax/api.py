@@ -19,11 +19,12 @@ from realm_jax.corpus.filters import Where
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask, require_answering
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.encoding import encode_queries
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.result import Answer as Answer
 from realm_jax.evaluation.result import Hit, Result
-from realm_jax.evaluation.run import QUESTION, RunConfig, TrainedRun
+from realm_jax.evaluation.run import QUESTION, TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.storage.access import require_readable
@@ -141,7 +142,7 @@ class LoadedRun(TrainedRun):
     """
     run = self.restricted(where, rerank=rerank)
 
-    def found(texts: Sequence[str]) -> list[list[Hit]]:
+    def search(texts: Sequence[str]) -> list[list[Hit]]:
       blocks = self.corpus.num_blocks
       if not 1 <= k <= blocks:
         raise RealmError(
@@ -152,7 +153,7 @@ class LoadedRun(TrainedRun):
         return []
       return self.hits(run.search(self.encode(texts), k))
 
-    return _of_each(queries, found)
+    return _of_each(queries, search)
 
   def embed(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "*n d"]:
     """Returns the vectors of texts, as queries: a row for each.
@@ -247,8 +248,8 @@ def load(
     >>> len(run.ask("where was Ada born?").hits)
     2
   """
-  given = {"gin_files": gin_files, "bindings": bindings, "modules": modules}
-  for name, value in given.items():
+  lists = {"gin_files": gin_files, "bindings": bindings, "modules": modules}
+  for name, value in lists.items():
     if isinstance(value, str):
       raise TypeError(f"{name}={value!r}; want a list of strings")
   config = configuration.parsed(
@@ -327,7 +328,7 @@ class Bm25Search:
       'Oda Stone'
     """
 
-    def found(texts: Sequence[str]) -> list[list[Hit]]:
+    def search(texts: Sequence[str]) -> list[list[Hit]]:
       corpus = self.corpus
       token_ids, refused = encode_queries(
         corpus.vocabulary, texts, corpus.block_length
@@ -345,7 +346,7 @@ class Bm25Search:
         for own in zip(*(one.tolist() for one in columns), strict=True)
       ]
 
-    return _of_each(queries, found)
+    return _of_each(queries, search)
 
 
 def _of_each(
@@ -363,5 +364,5 @@ def _of_each(
     raise TypeError(
       f"{texts!r} is no text; give a string, or a list of strings"
     )
-  found = function(listed)
-  return found[0] if isinstance(texts, str) else found
+  results = function(listed)
+  return results[0] if isinstance(texts, str) else results

@@ -21,8 +21,8 @@ from realm_jax.console import for_each_line, harmless
 from realm_jax.storage.json_files import read_object
 
 if TYPE_CHECKING:
+  from realm_jax.evaluation.config import RunConfig
   from realm_jax.evaluation.result import Result
-  from realm_jax.evaluation.run import RunConfig
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -46,7 +46,7 @@ _WIDTH = 80
 def main(argv: Sequence[str]) -> None:
   """Loads the run and answers questions."""
   config = command_line.configured(
-    "realm_jax.evaluation.run:RunConfig", recipe="gin/runs/ask.gin"
+    "realm_jax.evaluation.config:RunConfig", recipe="gin/runs/ask.gin"
   )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement

@@ -65,47 +65,40 @@ _UPDATE = flags.DEFINE_bool(
   "Update the corpus at --output_dir by document ids, or add a --view to it.",
 )
 _OF_BUILDS = (
-  *("output_dir", "vocab", "block_length", "language", "cased", "tagger"),
-  *(
-    "fields",
-    "drop_titles",
-    "links",
-    "link_table",
-    "unescape_html",
-    "skip_bad_lines",
-    "overwrite",
-    "name",
-  ),
-  *("remove_duplicates", "view", "workers", "runner", "pipeline_options"),
-)
+  "output_dir vocab block_length language cased tagger fields drop_titles "
+  "links link_table unescape_html skip_bad_lines overwrite name "
+  "remove_duplicates view workers runner pipeline_options"
+).split()
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)
 
 
 def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
-  given = command_line.given_flags(*_OF_BUILDS)
-  adds_views = _UPDATE.value and "view" in given and not _INPUTS.value
+  arguments = command_line.given_flags(*_OF_BUILDS)
+  adds_views = _UPDATE.value and "view" in arguments and not _INPUTS.value
   if not (_INPUTS.value or adds_views):
     raise CorpusError("--input is missing; give files or folders of text")
   function: Callable[..., Any] = build_corpus
   if _UPDATE.value:
     function = add_views if adds_views else update_corpus
-  for name in given.keys() - inspect.signature(function).parameters.keys():
+  for name in arguments.keys() - inspect.signature(function).parameters.keys():
     without = "--input" if name == "view" else "--update"
     raise CorpusError(
       f"--{name} is for a whole build; give it without {without}"
     )
   if adds_views:
-    add_views(**given)
-    print(f"corpus: {given['output_dir']}, with {', '.join(given['view'])}")
+    add_views(**arguments)
+    print(
+      f"corpus: {arguments['output_dir']}, with {', '.join(arguments['view'])}"
+    )
     return
-  given["inputs"] = _INPUTS.value
+  arguments["inputs"] = _INPUTS.value
   summary: Any
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
-    summary = command_line.configured(function, **given)()
+    summary = command_line.configured(function, **arguments)()
   else:
-    summary = function(**given)
+    summary = function(**arguments)
   print(summary.table())
   version = ""
   if isinstance(summary, UpdateSummary):
@@ -114,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
   else:
     for warning in summary.warnings():
       print(f"warning: {warning}")
-  print(f"corpus: {given['output_dir']}{version}")
+  print(f"corpus: {arguments['output_dir']}{version}")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,11 @@ def main(argv: Sequence[str]) -> None:
     raise RealmError(
       "--predictions is given once; give it for each of the evaluations"
     )
-  found = compare(*_PREDICTIONS.value, metrics=_METRICS.value, seed=_SEED.value)
-  _write_json(found)
-  print(comparison_table(found))
+  comparison = compare(
+    *_PREDICTIONS.value, metrics=_METRICS.value, seed=_SEED.value
+  )
+  _write_json(comparison)
+  print(comparison_table(comparison))
 
 
 if __name__ == "__main__":

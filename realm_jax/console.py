@@ -146,10 +146,10 @@ def json_flag(text: str) -> Callable[[JsonValue], None]:
   return write
 
 
-def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
+def for_each_line(prompt: str, answer: Callable[[str], object]) -> None:
   """Calls a function with each line of the terminal or the standard input.
 
-  On a terminal, `wanted` is the prompt, and an empty line ends the input.
+  On a terminal, `prompt` is shown, and an empty line ends the input.
   Otherwise empty lines are skipped, and each line is printed before its output.
   A `RealmError` for a line is printed, and the next lines follow. At the end,
   such errors are counted.
@@ -158,7 +158,7 @@ def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
   num_lines = num_refused = 0
   with contextlib.suppress(EOFError):
     while True:
-      line = input(f"{wanted} (empty to leave): " if is_terminal else "")
+      line = input(f"{prompt} (empty to leave): " if is_terminal else "")
       if is_terminal and not line.strip():
         break
       if not line.strip():

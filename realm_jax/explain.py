@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     raise RealmError("--block_use is for no sentence, and no --answer")
   if _ANSWER.value is not None and not text:
     raise RealmError("--answer is for one sentence; give it as well")
-  function = "explain:block_use" if _BLOCK_USE.value else "run:RunConfig"
+  function = "explain:block_use" if _BLOCK_USE.value else "config:RunConfig"
   configured = command_line.configured(
     f"realm_jax.evaluation.{function}", recipe="gin/runs/explain.gin"
   )
@@ -105,12 +105,12 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
 
   def answer(one: str) -> None:
     try:
-      found = explain(run, one, _ANSWER.value)
+      result = explain(run, one, _ANSWER.value)
     except RealmError as error:
       explained.append({"text": one, "error": str(error)})
       raise
-    print(harmless(shown(found, num_texts=_NUM_TEXTS.value)))
-    explained.append(found.json())
+    print(harmless(shown(result, num_texts=_NUM_TEXTS.value)))
+    explained.append(result.json())
 
   if text:
     answer(text)
@@ -154,8 +154,8 @@ def _head(explained: "Result") -> str:
 
 def _candidates_table(explained: "Result") -> str:
   is_question = explained.kind == "question"
-  own = ["retriever"] if is_question else ["utility", "r(z)"]
-  heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
+  of_kind = ["retriever"] if is_question else ["utility", "r(z)"]
+  heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *of_kind]
   rows = [[*heads, "alone it says", "with p"]]
   for rank, hit in enumerate(explained.hits, start=int(is_question)):
     block, best = hit.block, hit.best
@@ -186,9 +186,9 @@ def _fillings_table(explained: "Result") -> str:
   rows = [["best fillings", "p(y|x)", "by the null block"]]
   if explained.kind == "question":
     rows = [["best answers", "p(y|x)"]]
-  for one in explained.answers:
-    numbers = [one.probability, one.without_retrieval][: len(rows[0]) - 1]
-    rows.append([f"{one.text:.40}", *(_figure(n, ".4g") for n in numbers)])
+  for best in explained.answers:
+    numbers = [best.probability, best.without_retrieval][: len(rows[0]) - 1]
+    rows.append([f"{best.text:.40}", *(_figure(n, ".4g") for n in numbers)])
   return columns(rows)
 
 

@@ -50,7 +50,7 @@ _TOWER = flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   """Exports the configured model, and prints a report."""
   del argv
-  given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value, "to": _TO.value}
+  arguments: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value, "to": _TO.value}
   name = "vectors" if _TO.value in _OF_VECTORS else "weights"
   if name == "vectors":
     if _TOWER.value is not None:
@@ -58,9 +58,9 @@ def main(argv: Sequence[str]) -> None:
         f"--tower={_TOWER.value} is not for --to={_TO.value}; leave it out"
       )
   else:
-    given["tower"] = _TOWER.value
+    arguments["tower"] = _TOWER.value
   place = f"realm_jax.weights.exporting:export_{name}"
-  print(command_line.configured(place, recipe="", **given)())
+  print(command_line.configured(place, recipe="", **arguments)())
   print(f"written: {_OUTPUT_DIR.value}")
 
 

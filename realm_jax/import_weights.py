@@ -76,8 +76,10 @@ command_line.define_flags_of(ImportConfig, *_FIELDS)
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints a report."""
   del argv
-  given = command_line.given_flags(*_FIELDS)
-  config = command_line.configured(ImportConfig, format=_FROM.value, **given)()
+  options = command_line.given_flags(*_FIELDS)
+  config = command_line.configured(
+    ImportConfig, format=_FROM.value, **options
+  )()
   locate(config.input, config.revision)
   if config.block_input is not None:
     locate(config.block_input, config.block_revision)

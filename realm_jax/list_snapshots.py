@@ -122,9 +122,9 @@ def _table(statuses: Sequence[_Status]) -> str:
     return "no snapshot"
   header = "step blocks corpus index recall size created used_at"
   rows: list[Sequence[str]] = [header.split()]
-  for one in statuses:
+  for status in statuses:
     described = ["?"] * 6
-    if (manifest := one.manifest) is not None:
+    if (manifest := status.manifest) is not None:
       recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
       size = sum(file.size for file in manifest.files)
       described = [
@@ -135,10 +135,12 @@ def _table(statuses: Sequence[_Status]) -> str:
         f"{size / 1e6:,.1f} MB",
         manifest.created,
       ]
-    step = f"{one.step}{' !' if one.problem else ''}"
-    users = ", ".join(map(str, one.checkpoints)) or "–"
+    step = f"{status.step}{' !' if status.problem else ''}"
+    users = ", ".join(map(str, status.checkpoints)) or "–"
     rows.append([step, *described, users])
-  problems = [f"{one.step}: {one.problem}" for one in statuses if one.problem]
+  problems = [
+    f"{status.step}: {status.problem}" for status in statuses if status.problem
+  ]
   return "\n".join([columns(rows), *problems])
 
 

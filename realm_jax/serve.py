@@ -30,8 +30,10 @@ from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.evaluation.config import RunConfig
+  from realm_jax.evaluation.run import TrainedRun
   from realm_jax.serving.service import FeedbackConfig, Service
+  from realm_jax.snapshots.manifest import Manifest
 
 _HOST = flags.DEFINE_string(
   "host",
@@ -125,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal arrives."""
   del argv
   config = command_line.configured(
-    "realm_jax.evaluation.run:RunConfig", recipe=""
+    "realm_jax.evaluation.config:RunConfig", recipe=""
   )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
@@ -140,11 +142,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve(config: "RunConfig") -> None:
-  from realm_jax.serving import app
+  from realm_jax.serving import server
 
   try:
     # Before the runs load for minutes, because the port may be in use.
-    listening = app.listen(_HOST.value, _PORT.value)
+    listening = server.listen(_HOST.value, _PORT.value)
   except OSError as error:
     raise RealmError(
       f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
@@ -152,8 +154,10 @@ def _serve(config: "RunConfig") -> None:
       "port: --port=0 takes a free one"
     ) from error
   # Imported after the port is known to be free, because this takes seconds.
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.evaluation.config import RunConfig
+  from realm_jax.evaluation.run import TrainedRun
   from realm_jax.inputs.question_files import read_json_lines
+  from realm_jax.serving.app import PageApp
   from realm_jax.serving.service import Service
 
   with contextlib.ExitStack() as stack:
@@ -164,7 +168,7 @@ def _serve(config: "RunConfig") -> None:
       first = itertools.islice(questions, _NUM_EXAMPLES)
       examples = [question.question for question in first]
     run, masked_run = TrainedRun.load(config), None
-    if config.candidates != "none" and not _FOLLOW.value:
+    if run.retrieves and not _FOLLOW.value:
       # A run that is followed may still get its first snapshot.
       run.snapshot  # noqa: B018
     if _MASKED_MODEL_DIR.value is not None:
@@ -180,17 +184,17 @@ def _serve(config: "RunConfig") -> None:
     feedback = stack.enter_context(_feedback(run.model_dir))
     service = Service(run, masked_run, examples=examples, feedback=feedback)
     if _FOLLOW.value:
-      given = service, run, threading.Event()
-      threading.Thread(target=follow, args=given, daemon=True).start()
-    url = app.url_of(listening)
+      arguments = service, run, threading.Event()
+      threading.Thread(target=follow, args=arguments, daemon=True).start()
+    url = server.url_of(listening)
     token = _TOKEN.value or os.environ.get("REALM_JAX_TOKEN")
     if token:
       # The browser does not send the part after #.
       url += f"/#{urllib.parse.quote(token)}"
     hosts = _ALLOWED_HOSTS.value
-    if hosts is None and app.is_loopback(listening.getsockname()[0]):
+    if hosts is None and server.is_loopback(listening.getsockname()[0]):
       hosts = ()
-    page = app.PageApp(
+    page = PageApp(
       service,
       hosts=hosts,
       token=token,
@@ -202,7 +206,7 @@ def _serve(config: "RunConfig") -> None:
     )
     # When uvicorn ends, it raises the signal again.
     with stop_on_signal(), contextlib.suppress(KeyboardInterrupt):
-      app.server_of(page).run(sockets=[listening])
+      server.server_of(page).run(sockets=[listening])
   if page.is_computing:
     # Otherwise Python would wait for a compilation, or crash during it.
     sys.stdout.flush()
@@ -263,8 +267,8 @@ def follow(
         now = store.steps(), SnapshotStore(published).versions()
       if now == known or (now == failed and time.monotonic() < retry_at):
         continue
-      newer, before = type(run).load(config), (run.step, run.snapshot.manifest)
-      if (newer.step, newer.snapshot.manifest) != before:
+      newer = type(run).load(config)
+      if _versions(newer) != _versions(run):
         service.replace(newer)
         run = newer
       known, pause, service.problem = now, poll_seconds, None
@@ -281,6 +285,11 @@ def follow(
         "continuing with checkpoint %d, and trying again in %.0f s",
         *(run.step, pause),
       )
+
+
+def _versions(run: "TrainedRun") -> tuple[int, "Manifest | None"]:
+  """Returns the checkpoint and the snapshot of a run, to compare."""
+  return run.step, run.snapshot.manifest if run.retrieves else None
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ _QUESTIONS = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Prints examples of the task that the flags name."""
   del argv
-  given = command_line.given_flags(*_FIELDS)
-  split, questions = given.get("split", DataConfig.split), _QUESTIONS.value
+  settings = command_line.given_flags(*_FIELDS)
+  split, questions = settings.get("split", DataConfig.split), _QUESTIONS.value
   config = command_line.configured(
     DataConfig,
     question_files={split: questions} if questions else {},
     batch_size=1,
-    **given,
+    **settings,
   )()
   require_readable(config.corpus_dir, *config.question_paths)
   manifest.read(epath.Path(config.corpus_dir))

@@ -124,8 +124,8 @@ def supervise_this_command(folder: str) -> None:
   has a supervisor or because of `--max_restarts=0`. `folder` is the name of the
   folder in MODEL_DIR that shows progress.
   """
-  given = _value_of("max_restarts", sys.argv)
-  count = MAX_RESTARTS if given is None else given
+  flag = _value_of("max_restarts", sys.argv)
+  count = MAX_RESTARTS if flag is None else flag
   # A value that is not a number is rejected later, with the other flags.
   if VARIABLE in os.environ or not str(count).isdecimal() or int(count) == 0:
     return
@@ -150,8 +150,8 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
   """Returns the last value of a flag, from `--FLAG=VALUE` or `--FLAG VALUE`."""
   value = None
   for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
-    if found := re.fullmatch(f"--?{flag}(?:=(.*))?", argument, re.IGNORECASE):
-      value = after if found[1] is None else found[1]
+    if match := re.fullmatch(f"--?{flag}(?:=(.*))?", argument, re.IGNORECASE):
+      value = after if match[1] is None else match[1]
   return value
 
 

@@ -4,7 +4,6 @@ feedback   the last few thousand lists of a growing feedback log
            (realm_jax/feedback), drawn at random, without end
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -30,7 +29,7 @@ from realm_jax.inputs.features import (
   token_feature,
   wordpieces,
 )
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import RunFilesSource
 
 # Number of recent lists to draw from: retrievers of older lists differ too much
 # from the current one.
@@ -108,10 +107,10 @@ def _record(feedback: Feedback) -> dict[str, Any]:
   served, rewards, baseline = feedback
   count = len(served.shown)
   if isinstance(rewards, Sequence):
-    own = np.array(rewards, np.float32)
-    advantages = own - baseline / count
+    block_rewards = np.array(rewards, np.float32)
+    advantages = block_rewards - baseline / count
   else:
-    own = np.zeros(count, np.float32)
+    block_rewards = np.zeros(count, np.float32)
     advantages = np.full(count, rewards - baseline)
   return {
     "query": served.query.encode(),
@@ -121,7 +120,7 @@ def _record(feedback: Feedback) -> dict[str, Any]:
     # Shifted, so that 0 is padding.
     "shown": served.shown + 1,
     "advantages": advantages.astype(np.float32),
-    "rewards": own,
+    "rewards": block_rewards,
     "reward": total_reward(rewards),
     "temperature": served.temperature or 0.0,
     "num_candidates": len(served.blocks),
@@ -130,25 +129,15 @@ def _record(feedback: Feedback) -> dict[str, Any]:
   }
 
 
-class FeedbackSource(RandomAccessSource):
+class FeedbackSource(RunFilesSource):
   """The feedback logs of a run, one folder for each split.
 
   The split "validation" has a tenth of the lists, and "train" the others.
   """
 
-  def __init__(self) -> None:
-    super().__init__(splits=(), caching_permitted=False)
-
-  def __str__(self) -> str:
-    return f"the feedback log {dict(current_context().question_files)}"
-
-  @property
-  def splits(self) -> Sequence[str]:
-    return tuple(current_context().question_files)
-
   def open(self, split: str) -> _FeedbackRecords:
     """Opens a log, which may not exist yet."""
-    path = os.fspath(current_context().question_files[split])
+    path = current_context().question_file(split)
     return _FeedbackRecords(FeedbackExamples(path, cast(Split, split)))
 
 

@@ -63,20 +63,20 @@ def choose_passages(
     parts = [query, *titles[chosen], *texts[chosen]]
     tokens = words.tokenize_with_offsets([part.decode() for part in parts])
     ids = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
-    own, *rest = [one.tolist() for one in ids]
+    query_ids, *rest = [one.tolist() for one in ids]
     count = len(chosen)
     blocks = [*map(block_of, rest[:count], rest[count:])]
     padded = np.zeros((count, longest or max(map(len, blocks))), np.int32)
     for row, block in zip(padded, blocks, strict=True):
       row[: len(block)] = block
-    own = [words.cls_id, *own[: query_length - 2], words.sep_id]
+    query_ids = [words.cls_id, *query_ids[: query_length - 2], words.sep_id]
 
     def hashes(rows: np.ndarray) -> np.ndarray:
-      found = [content_hash(titles[i].decode(), texts[i]) for i in rows]
-      return np.array(found, np.int64)
+      values = [content_hash(titles[i].decode(), texts[i]) for i in rows]
+      return np.array(values, np.int64)
 
     return (
-      np.array(own, np.int32),
+      np.array(query_ids, np.int32),
       np.array(blocks[0], np.int32),
       padded[1:],
       hashes(positives),
@@ -87,10 +87,10 @@ def choose_passages(
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     names = ("query", "titles", "texts", "num_positives", "seed")
     types = [tf.int32, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32]
-    given = [record[name] for name in names]
-    given.append(record.get("scores", tf.zeros(0)))
+    arguments = [record[name] for name in names]
+    arguments.append(record.get("scores", tf.zeros(0)))
     query, block, negatives, sources, hashes, scores = tf.numpy_function(
-      choose, given, types, stateful=False
+      choose, arguments, types, stateful=False
     )
     scored = {"negative_scores": tf.ensure_shape(scores, [None])}
     return (scored if "scores" in record else {}) | {

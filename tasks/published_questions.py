@@ -108,8 +108,8 @@ def trivia_qa(path: epath.Path) -> Iterator[Question]:
       entry, place = json.JSONDecoder().raw_decode(text, place)
     except ValueError as error:
       raise TaskError(f"{path} is not JSON: {error}") from error
-    found = separator.match(text, place)
-    place = found.end() if found else place
+    gap = separator.match(text, place)
+    place = gap.end() if gap else place
     answer = entry["Answer"]
     texts = [text.strip() for text in (answer["Value"], *answer["Aliases"])]
     answers = [*dict.fromkeys(filter(None, texts))]
@@ -121,10 +121,10 @@ def _released(entry: Mapping[str, Any]) -> Question:
 
   Answers are `(list (description Lawyer) (description "New York City"))`.
   """
-  found = re.findall(
+  matches = re.findall(
     r'\(description (?:"([^"]*)"|([^()]*))\)', entry["targetValue"]
   )
-  answers = dict.fromkeys(quoted or bare for quoted, bare in found)
+  answers = dict.fromkeys(quoted or bare for quoted, bare in matches)
   return Question(entry["utterance"], [*answers])
 
 

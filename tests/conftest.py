@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from harness.object_store import ObjectStore
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.evaluation.config import RunConfig
+  from realm_jax.evaluation.run import TrainedRun
   from tests import tiny_world
   from tests.command_server import CommandServer
 
@@ -158,7 +159,7 @@ def model_dir(world, params) -> Path:
 @pytest.fixture(scope="session")
 def run_config(world, model_dir) -> "RunConfig":
   """The retriever and the reader of `model_dir`."""
-  from realm_jax.evaluation.run import RunConfig
+  from realm_jax.evaluation.config import RunConfig
   from tests import tiny_world
 
   return RunConfig(

@@ -49,8 +49,8 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
     num_blocks: Number of vectors.
     seed: Seed of all random numbers.
   """
-  made = folder / "vectors.npy"
-  if made.exists():
+  path = folder / "vectors.npy"
+  if path.exists():
     return
   folder.mkdir(parents=True, exist_ok=True)
   rng = np.random.default_rng(seed)
@@ -70,14 +70,14 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
 
   def draw(count: int, moved: float) -> np.ndarray:
     groups = rng.choice(_GROUPS, count, p=shares)
-    own, other = rng.standard_normal((2, count, _DIM), np.float32)
-    drawn = mixed(centres[groups], _WITHIN, widths[groups] * own)
+    within, other = rng.standard_normal((2, count, _DIM), np.float32)
+    drawn = mixed(centres[groups], _WITHIN, widths[groups] * within)
     drawn = mean + mixed(drawn, moved, other) @ shape
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
   np.save(folder / "queries.npy", draw(_NUM_TUNING + _NUM_QUERIES, _MOVED))
   # The file is renamed when it is complete.
-  unfinished = made.with_suffix(".unfinished")
+  unfinished = path.with_suffix(".unfinished")
   array = np.lib.format.open_memmap(
     unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)
   )
@@ -85,4 +85,4 @@ def generate(folder: Path, num_blocks: int, *, seed: int = 0) -> None:
     part = array[start : start + _ROWS_PER_CHUNK]
     part[:] = draw(len(part), 0.0)
   array.flush()
-  os.replace(unfinished, made)
+  os.replace(unfinished, path)

@@ -21,19 +21,19 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
     parts = [row[f"{part}_text"] for part in ("title", "paragraph", "question")]
     texts.setdefault("qed", []).extend(parts)
   for row in _wikitext(folder):
-    own = [row["title"], *row["paragraphs"]]
-    texts.setdefault("wikitext2", []).extend(own)
+    parts = [row["title"], *row["paragraphs"]]
+    texts.setdefault("wikitext2", []).extend(parts)
   for row in _json_lines(folder / "nq_open" / "NQ-open.dev.jsonl"):
-    own = [row["question"], *row["answer"]]
-    texts.setdefault("nq_open", []).extend(own)
+    parts = [row["question"], *row["answer"]]
+    texts.setdefault("nq_open", []).extend(parts)
   for path in sorted(folder.glob("webquestions/*.json")):
     for row in json.loads(path.read_text(encoding="utf-8")):
-      own = [row["qText"], *row["answers"]]
-      texts.setdefault("webquestions", []).extend(own)
+      parts = [row["qText"], *row["answers"]]
+      texts.setdefault("webquestions", []).extend(parts)
   for path in sorted(folder.glob("curatedtrec/*.tsv")):
     lines = path.read_text(encoding="utf-8").splitlines()
-    own = [line.split("\t")[2] for line in lines]
-    texts.setdefault("curatedtrec", []).extend(own)
+    parts = [line.split("\t")[2] for line in lines]
+    texts.setdefault("curatedtrec", []).extend(parts)
   return texts
 
 
@@ -63,15 +63,15 @@ def judged_paragraphs(
   """
   paragraphs = titled_paragraphs(folder)
   numbers = {one: number for number, one in enumerate(paragraphs)}
-  found = [
+  judged = [
     (row["question_text"], (row["title_text"], row["paragraph_text"]), [])
     for row in _qed(folder)
   ]
   for title, paragraph in xquad(folder):
     for row in paragraph["qas"]:
       answers = [answer["text"] for answer in row["answers"]]
-      found.append((row["question"], (title, paragraph["context"]), answers))
-  return paragraphs, [(q, numbers[one], a) for q, one, a in found]
+      judged.append((row["question"], (title, paragraph["context"]), answers))
+  return paragraphs, [(q, numbers[one], a) for q, one, a in judged]
 
 
 def questions(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ from realm_jax.corpus.build import build_corpus
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Embeds blocks and questions."""
-  given = flags.parse(
+  options = flags.parse(
     __doc__,
     argv,
     model_dir=Path,
@@ -35,34 +35,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     world_scale=1.0,
     texts_dir=None,
   )
-  made, run = given.output_dir, str(given.model_dir)
-  made.mkdir(parents=True)
-  if given.texts_dir is None:
-    world = demo_corpus.generated_world(given.world_scale)
+  output, run = options.output_dir, str(options.model_dir)
+  output.mkdir(parents=True)
+  if options.texts_dir is None:
+    world = demo_corpus.generated_world(options.world_scale)
     articles = [(d.title, d.text(world.facts)) for d in world.documents]
     asked = [*world.statements["test"], *world.statements["validation"]]
     questions = [question.text for question in asked]
   else:
-    articles = real_texts.titled_paragraphs(given.texts_dir)
-    questions = real_texts.questions(given.texts_dir)
-  with (made / "text.jsonl").open("w") as file:
+    articles = real_texts.titled_paragraphs(options.texts_dir)
+    questions = real_texts.questions(options.texts_dir)
+  with (output / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
   # An import has no corpus, but its vocabulary is in MODEL_DIR.
-  vocab = given.model_dir / "vocab.txt"
+  vocab = options.model_dir / "vocab.txt"
   if not vocab.exists():
-    vocab = made / "vocab.txt"
+    vocab = output / "vocab.txt"
     vocab.write_text("\n".join(realm_jax.load(run).vocabulary.pieces) + "\n")
   build_corpus(
-    [str(made / "text.jsonl")],
-    made / "corpus",
+    [str(output / "text.jsonl")],
+    output / "corpus",
     vocab=str(vocab),
-    block_length=given.block_length,
+    block_length=options.block_length,
     workers=2,
   )
-  bindings = {"SNAPSHOTS_DIR": made / "snapshots"}
-  of_run = f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"
-  vectors = "--to=vectors", f"--output_dir={made / 'vectors'}"
+  bindings = {"SNAPSHOTS_DIR": output / "snapshots"}
+  of_run = f"--model_dir={run}", f"--corpus_dir={output / 'corpus'}"
+  vectors = "--to=vectors", f"--output_dir={output / 'vectors'}"
   for command in (
     gin_command(
       *("build_index", (), "--once", *of_run), INDEX=Macro("EXACT"), **bindings
@@ -72,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     subprocess.run(command, check=True)
   loaded = realm_jax.load(
     run,
-    corpus_dir=made / "corpus",
-    snapshot=made / "snapshots",
-    bindings=[f"BLOCK_LENGTH = {given.block_length}"],
+    corpus_dir=output / "corpus",
+    snapshot=output / "snapshots",
+    bindings=[f"BLOCK_LENGTH = {options.block_length}"],
   )
   shuffled = np.random.default_rng(0).permutation(questions)
-  np.save(made / "vectors" / "queries.npy", loaded.embed([*shuffled]))
+  np.save(output / "vectors" / "queries.npy", loaded.embed([*shuffled]))
 
 
 if __name__ == "__main__":

@@ -65,33 +65,31 @@ class CrossLingualConfig(AblationConfig):
 
 def _runs(steps: Steps) -> dict[str, Step]:
   """Returns the possible runs of rows, by name."""
-  own, high = steps.path(OWN_CORPUS), steps.path(HIGH_CORPUS)
-  cloze, made = "inverse_cloze", {}
+  own_corpus, high = steps.path(OWN_CORPUS), steps.path(HIGH_CORPUS)
+  cloze, runs = "inverse_cloze", {}
   # One language after the other. Otherwise the negatives of a batch would teach
   # the retriever to prefer blocks in the query's language.
   first = steps.train(f"both/{cloze}_high", cloze, CORPUS_DIR=high)
   for name, corpus, start in (
-    ("own", own, None),
+    ("own", own_corpus, None),
     ("both", steps.corpus_dir, first),
   ):
-    retriever = steps.train(f"{name}/{cloze}", cloze, start, CORPUS_DIR=own)
+    retriever = steps.train(
+      f"{name}/{cloze}", cloze, start, CORPUS_DIR=own_corpus
+    )
     reader = steps.train(f"{name}/reading", "reading", CORPUS_DIR=corpus)
     # Starting from a reader, these runs search one of the corpora for masked
     # sentences of the own language.
     for run, recipe, searched in (
       (f"{name}/reading_retrieved", "reading_retrieved", corpus),
       (f"{name}/pretraining", "pretraining", corpus),
-      (f"{name}/pretraining_on_own", "pretraining", own),
+      (f"{name}/pretraining_on_own", "pretraining", own_corpus),
     ):
-      builder = steps.command(
-        *("build_index", "build_index", steps.folder / run),
-        MODE="every",
-        CORPUS_DIR=searched,
-      )
-      made[run] = steps.train(
+      builder = steps.builder(run, MODE="every", CORPUS_DIR=searched)
+      runs[run] = steps.train(
         *(run, recipe, retriever, reader, builder),
         CORPUS_DIR=searched,
-        PRETRAINING_CORPUS_DIR=own,
+        PRETRAINING_CORPUS_DIR=own_corpus,
       )
-      reader = made[f"{name}/reading_retrieved"]
-  return made
+      reader = runs[f"{name}/reading_retrieved"]
+  return runs

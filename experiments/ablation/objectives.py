@@ -174,9 +174,9 @@ class ObjectivesConfig(AblationConfig):
       if row.recipe == "pretraining":
         evaluations.append(("masked", "eval_statements", statements, scale))
     for kind, recipe, file, bindings in evaluations:
-      given = {"QUESTIONS": str(file), **bindings}
+      all_bindings = {"QUESTIONS": str(file), **bindings}
       where = f"{name}/{kind}", recipe, run, snapshot
-      yield kind, steps.evaluate(*where, **given)
+      yield kind, steps.evaluate(*where, **all_bindings)
     if row.part not in ("development", "staleness"):
       yield "answers", steps.answers(row)
 
@@ -209,8 +209,8 @@ class ObjectivesConfig(AblationConfig):
       # Rows of other stages are replaced by their twins.
       among = [row for row in among if row.is_pretraining or not row.pretrains]
       among += twins
-    own = [row for row in among if row.tuned_as == row.name and row.pretrains]
-    settings = yield from self._choose(own, folder)
+    tuned = [row for row in among if row.tuned_as == row.name and row.pretrains]
+    settings = yield from self._choose(tuned, folder)
     among = [
       row.tuned(*settings[row.tuned_as][0]) if row.pretrains else row
       for row in among
@@ -308,14 +308,14 @@ class ObjectivesConfig(AblationConfig):
       (results,) = plan.results[row.name]
       recalls[row.name] = results["statements"].metrics()["recall_at_1"]
     settings = {}
-    for name, own in tried.items():
-      found = [recalls[row.name] for row in own]
-      before = [recalls[START]] * len(found)
+    for name, rows_tried in tried.items():
+      grid = [recalls[row.name] for row in rows_tried]
+      before = [recalls[START]] * len(grid)
       settings[name] = (
-        points[found.index(max(found))],
+        points[grid.index(max(grid))],
         {
-          "recall@1 in the grid": " ".join(f"{one:.3f}" for one in found),
-          "collapsed in the grid": num_collapsed(found, before),
+          "recall@1 in the grid": " ".join(f"{recall:.3f}" for recall in grid),
+          "collapsed in the grid": num_collapsed(grid, before),
         },
       )
     return settings

@@ -174,8 +174,8 @@ class SeedSteps(Steps):
     step = self.pretrain(f"pretraining/{first.name}", first, bindings)
     if not config.stage.retrieval or config.keeps_rolling_index:
       return step
-    builder = self.command(
-      *("build_index", "build_index", step.folder),
+    builder = self.builder(
+      f"pretraining/{first.name}",
       MODE="every",
       REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
     )
@@ -200,7 +200,7 @@ def read_pretrainings(
   steps = SeedSteps(config, Path("seed"), config.first_seed)
   recipes: dict[str, TrainConfig] = {}
   first: dict[str, Row] = {}
-  found = {}
+  pretrainings = {}
   for row in rows:
     if not row.pretrains:
       continue
@@ -215,8 +215,8 @@ def read_pretrainings(
     # Equal if two rows have the same pre-training.
     key = repr(dataclasses.replace(built, refresh=refresh))
     named_after = first.setdefault(key, row)
-    found[row.name] = Pretraining(named_after, bindings, built)
-  return found
+    pretrainings[row.name] = Pretraining(named_after, bindings, built)
+  return pretrainings
 
 
 def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
@@ -270,8 +270,8 @@ class Plan:
     self.results: dict[str, list[Results]] = {row.name: [] for row in rows}
     self.training: dict[str, Mapping[str, Any]] = {}
     self.pretrainings = read_pretrainings(config, among)
-    for seed, own in self.seeds.items():
-      steps = SeedSteps(config, own, seed, among, self.pretrainings)
+    for seed, seed_folder in self.seeds.items():
+      steps = SeedSteps(config, seed_folder, seed, among, self.pretrainings)
       for row in rows:
         results = dict(config.results(steps, row))
         self.results[row.name].append(results)
@@ -293,8 +293,8 @@ class Plan:
 
   def execute(self) -> None:
     """Prepares the data of all seeds, and runs unfinished steps."""
-    for seed, own in self.seeds.items():
-      self._data.prepare(own, seed)
+    for seed, seed_folder in self.seeds.items():
+      self._data.prepare(seed_folder, seed)
     for number, (step, users) in enumerate(self.uses.values(), 1):
       if not step.is_finished():
         place, *name = step.folder.relative_to(self.folder).parts
@@ -370,9 +370,9 @@ class AblationConfig:
       ("zero_shot_sentences", steps.data.sentences),
     ):
       if questions:
-        given = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
+        bindings = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
         name = f"{run.folder.name}/{kind}"
-        yield kind, steps.evaluate(name, "eval_retrieval", run, **given)
+        yield kind, steps.evaluate(name, "eval_retrieval", run, **bindings)
 
   def plans(
     self, rows: Sequence[Any], seeds: Sequence[int], folder: Path

@@ -52,7 +52,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     ComparisonError: A file of an evaluation is missing, or its questions differ
       from REALM's.
   """
-  found: list[dict[str, Any]] = []
+  collected: list[dict[str, Any]] = []
   for row in plan.rows:
     pretraining = plan.pretrainings.get(row.name)
     is_stale = pretraining is not None and pretraining.never_refreshed
@@ -73,7 +73,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
           [second[metric.score] for _, second in pairs],
           [first[metric.score] for first, _ in pairs],
         )
-    found.append(
+    collected.append(
       {
         "name": row.name,
         "title": row.title + " (never refreshed)" * is_stale,
@@ -85,17 +85,17 @@ def collect_results(plan: Plan) -> dict[str, Any]:
     )
   recalls = {
     row["name"]: row["metrics"][_STATEMENT_RECALL]["by_seed"]
-    for row in found
+    for row in collected
     if _STATEMENT_RECALL in row["metrics"]
   }
-  for row in found:
+  for row in collected:
     if row["training"] and {row["name"], START} <= recalls.keys():
       collapsed = num_collapsed(recalls[row["name"]], recalls[START])
       row["training"]["collapsed"] = collapsed
   for metric in plan.metrics:
     compared = [
       row["metrics"][metric.name]
-      for row in found[1:]
+      for row in collected[1:]
       if metric.name in row["metrics"]
     ]
     corrected = holm([statistics["p_value"] for statistics in compared])
@@ -105,7 +105,7 @@ def collect_results(plan: Plan) -> dict[str, Any]:
       statistics["is_better"] = (
         p_value < _SIGNIFICANT and statistics["seeds_better"] == num_seeds > 1
       )
-  return {"rows": found}
+  return {"rows": collected}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -181,8 +181,8 @@ def write_report(
     ]
     sections = {"Training": markdown([["", *names], *training]), **sections}
   with atomic_text_file(output_dir / REPORT) as file:
-    made = f"{len(results['seeds'])} seeds, commit {results['commit']}."
-    file.write(f"# Ablation\n\n{made} {_INTRODUCTION}\n")
+    source = f"{len(results['seeds'])} seeds, commit {results['commit']}."
+    file.write(f"# Ablation\n\n{source} {_INTRODUCTION}\n")
     for title, table in sections.items():
       file.write(f"\n## {title}\n\n{table}\n")
     for name, title in plots.items():
@@ -251,7 +251,7 @@ def _write_plots(
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
     title, path = part.replace("_", " "), output_dir / f"{part}.png"
     others = [row for row in rows[1:] if row["part"] == part]
-    own = [rows[0], *others]
+    drawn = [rows[0], *others]
     shown = [m for m in metrics if any(m.name in r["metrics"] for r in others)]
     if not shown:
       continue
@@ -262,21 +262,21 @@ def _write_plots(
       columns_shown,
       figsize=(
         8 if len(shown) == 1 else 6 * columns_shown,
-        rows_shown * (1.5 + 0.5 * len(own)),
+        rows_shown * (1.5 + 0.5 * len(drawn)),
       ),
       squeeze=False,
     )
     for axes in panels.flat[len(shown) :]:
       axes.remove()
     for axes, metric in zip(panels.flat, shown, strict=False):
-      for place, row in enumerate(own):
+      for place, row in enumerate(drawn):
         if statistics := row["metrics"].get(metric.name):
           seeds = statistics["by_seed"]
           axes.barh(place, statistics["mean"], color="tab:blue", alpha=0.6)
           axes.plot(statistics["interval"], [place] * 2, "tab:orange", lw=3)
           axes.plot(seeds, [place] * len(seeds), "k.", zorder=3)
-      axes.set_yticks(range(len(own)), [row["title"] for row in own])
-      axes.set_ylim(len(own) - 0.5, -0.5)
+      axes.set_yticks(range(len(drawn)), [row["title"] for row in drawn])
+      axes.set_ylim(len(drawn) - 0.5, -0.5)
       axes.set_xlabel(metric.title)
       axes.set_xlim(left=0)
       is_first = axes.get_subplotspec().is_first_col()

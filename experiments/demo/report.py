@@ -5,12 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.demo.stages import (
-  ICT_CONTINUED,
-  REALM,
-  STATEMENTS,
-  read_lines,
-)
+from experiments.data import read_lines
+from experiments.demo.stages import ICT_CONTINUED, REALM, STATEMENTS
 from experiments.pipeline import markdown
 from realm_jax.console import columns
 from realm_jax.training.metric_rows import read_rows
@@ -45,8 +41,8 @@ def _rows(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     em = results[name]["exact_match"]
     return f"EM {em:.3f}   {recalls(results[name])}"
 
-  def recalls(found: Mapping[str, float]) -> str:
-    at_1, at_5 = found["recall_at_1"], found["recall_at_5"]
+  def recalls(metrics: Mapping[str, float]) -> str:
+    at_1, at_5 = metrics["recall_at_1"], metrics["recall_at_5"]
     return f"recall@1 {at_1:.3f}   recall@5 {at_5:.3f}"
 
   statements = results["statements"]
@@ -96,8 +92,8 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
     rows = [["", *evidence]]
     for rank in range(_NUM_BLOCKS):
       cells = [str(rank + 1)]
-      for found in evidence.values():
-        block = found[sentence["id"]][rank]
+      for blocks in evidence.values():
+        block = blocks[sentence["id"]][rank]
         document = block["block"].rpartition(":")[0]
         mark = "✓ " if document in sentence["documents"] else ""
         cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")

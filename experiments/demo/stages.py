@@ -1,13 +1,12 @@
 """The stages and controls of the demo, in order."""
 
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.data import CORPUS, GeneratedWorlds
+from experiments.data import CORPUS, GeneratedWorlds, read_lines
 from experiments.pipeline import (
   Command,
   Step,
@@ -111,7 +110,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   first = demo.first_snapshot(name)
   reading = run(demo.train(name, name, cloze, reading, first))
   _announce("REALM pre-training: both learn, and the index is refreshed")
-  builder = demo.command("build_index", "build_index", demo.folder / REALM)
+  builder = demo.builder(REALM)
   realm = run(demo.train(REALM, "pretrain", cloze, reading, builder))
   rows = read_rows(realm.folder)
   last = rows[-1]["step"]
@@ -119,12 +118,14 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   masked = run(demo.evaluate("masked", "eval_masked", realm)).metrics()
   _announce("Control: inverse cloze goes on for as many seconds")
   # Without the first step, which is compiled.
-  own, others = (
+  cloze_seconds, realm_seconds = (
     [row["step_seconds"] for row in read_rows(step.folder)[1:]]
     for step in (cloze, realm)
   )
   num_steps = steps_of_equal_seconds(
-    len(others), statistics.mean(others), statistics.mean(own)
+    len(realm_seconds),
+    statistics.mean(realm_seconds),
+    statistics.mean(cloze_seconds),
   )
   continued = run(
     demo.train(
@@ -229,12 +230,6 @@ def follow_edits(
   )
   known = [right for id_, right in now.items() if before[id_]]
   return {"edited": len(now), "known": len(known), "followed": sum(known)}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-  """Returns the objects in a JSON Lines file."""
-  with path.open() as lines:
-    return [*map(json.loads, lines)]
 
 
 def _announce(title: str) -> None:

@@ -56,31 +56,31 @@ class Agent:
       The mean reward of each question; a correct answer has reward 1.
     """
     policy = np.exp(self.logits) / np.exp(self.logits).sum()
-    asked = np.repeat(np.arange(len(questions)), _ROLLOUTS)
-    chosen = self._rng.choice(len(WORDINGS), size=len(asked), p=policy)
-    texts = [questions[number] for number in asked.tolist()]
+    numbers = np.repeat(np.arange(len(questions)), _ROLLOUTS)
+    chosen = self._rng.choice(len(WORDINGS), size=len(numbers), p=policy)
+    texts = [questions[number] for number in numbers.tolist()]
     queries = [
       WORDINGS[way](text) for way, text in zip(chosen, texts, strict=True)
     ]
     reply = self._post(
       "retrieve", queries=queries, topk=self.top_k, return_scores=True
     )
-    told = self.read(texts, reply["result"])
+    answered = self.read(texts, reply["result"])
     is_right = np.array(
       [
         exact_match(answer, answers[number], "en")
-        for (answer, _), number in zip(told, asked.tolist(), strict=True)
+        for (answer, _), number in zip(answered, numbers.tolist(), strict=True)
       ]
     )
     # The reward is for the passage with the answer.
-    shown = np.arange(self.top_k)[None] == [[place] for _, place in told]
+    shown = np.arange(self.top_k)[None] == [[place] for _, place in answered]
     self.send(reply["request_ids"], (shown & is_right[:, None]).tolist())
     rewards = is_right.astype(float)
     groups = rewards.reshape(-1, _ROLLOUTS)
     mean, spread = groups.mean(axis=1), groups.std(axis=1)
     gain = (groups - mean[:, None]) / (spread[:, None] + 1e-6)
-    taken = np.eye(len(WORDINGS))[chosen] - policy
-    self.logits += _RATE * (gain.reshape(-1, 1) * taken).mean(axis=0)
+    gradient = np.eye(len(WORDINGS))[chosen] - policy
+    self.logits += _RATE * (gain.reshape(-1, 1) * gradient).mean(axis=0)
     return mean.tolist()
 
   def send(
@@ -88,8 +88,8 @@ class Agent:
   ) -> None:
     """Sends the rewards of passages to the server."""
     feedback = [
-      {"request_id": name, "rewards": [*map(float, own)]}
-      for name, own in zip(ids, rewards, strict=True)
+      {"request_id": name, "rewards": [*map(float, values)]}
+      for name, values in zip(ids, rewards, strict=True)
     ]
     self._post("feedback", feedback=feedback)
 
@@ -110,8 +110,8 @@ class Agent:
     shape = len(questions), self.top_k, run.corpus.block_length
     blocks, scores = np.zeros(shape, np.int32), np.full(shape[:2], -np.inf)
     bodies: dict[tuple[int, int], tuple[bytes, np.ndarray]] = {}
-    for row, found in enumerate(results):
-      for place, hit in enumerate(found):
+    for row, hits in enumerate(results):
+      for place, hit in enumerate(hits):
         document = hit["document"]
         title = words.encode(document["title"])
         body = words.tokenize_with_offsets([document["text"]])
@@ -127,14 +127,14 @@ class Agent:
       blocks=blocks,
     )
     totals = logits + scores[..., None, None]
-    told = list[tuple[str, int]]()
-    for row, own in enumerate(totals):
-      best = int(own.argmax())
-      place, start, width = map(int, np.unravel_index(best, own.shape))
-      if not np.isfinite(own.flat[best]):
-        told.append(("", -1))
+    answered = list[tuple[str, int]]()
+    for row, of_spans in enumerate(totals):
+      best = int(of_spans.argmax())
+      place, start, width = map(int, np.unravel_index(best, of_spans.shape))
+      if not np.isfinite(of_spans.flat[best]):
+        answered.append(("", -1))
         continue
       text, ranges = bodies[row, place]
       first, limit = ranges[start, 0], ranges[start + width, 1]
-      told.append((text[first:limit].decode(), place))
-    return told
+      answered.append((text[first:limit].decode(), place))
+    return answered

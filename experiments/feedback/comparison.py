@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,18 +19,24 @@ from absl import flags
 
 import realm_jax
 from experiments.ablation.report import import_pyplot
-from experiments.comparing import Comparison
-from experiments.data import CORPUS, GeneratedWorlds
+from experiments.comparing import Comparison, Seed, SystemSteps
 from experiments.demo.stages import demo_worlds
 from experiments.feedback.agent import Agent
-from experiments.pipeline import Step, Steps, Value, call, run, running_beside
+from experiments.pipeline import (
+  Step,
+  StoppedError,
+  Value,
+  call,
+  run,
+  running_beside,
+)
 from experiments.world import names
 from experiments.world.world import World, edit_facts
+from realm_jax.console import is_stopping
 from realm_jax.corpus.update import update_corpus
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.training.metric_rows import read_rows
 
-_GIN = Path("experiments/gin")
 # An agent that pauses to think, and asks at most 16 questions a second.
 _QUESTIONS_AT_ONCE, _PAUSE_SECONDS = 8, 0.5
 _TEMPERATURE = 1.0
@@ -59,33 +65,26 @@ SYSTEMS = {
 }
 
 
-class FeedbackSteps(Steps):
+class FeedbackSteps(SystemSteps):
   """The steps of all systems, in the folder of a seed."""
 
-  def __init__(self, folder: Path, seed: int, gin_files: Sequence[str]):
-    paths = [*(_GIN / "demo").glob("*.gin"), *(_GIN / "feedback").glob("*.gin")]
-    recipes = {path.stem: [str(path), *gin_files] for path in sorted(paths)}
-    seeds: Mapping[str, Value] = {"SEED": seed}
-    trained = "inverse_cloze", "reading", "reading_retrieved", "open_qa"
-    always = dict.fromkeys((*trained, "feedback"), seeds)
-    super().__init__(folder, recipes, str(folder / CORPUS), always)
+  gin_folders = "demo", "feedback"
 
-  def start(self) -> tuple[Step, Step]:
-    """Returns the common start of all systems, and the agent's reader."""
-    cloze = self.train("inverse_cloze", "inverse_cloze")
-    reading = self.train("reading", "reading")
-    name = "reading_retrieved"
-    reading = self.train(name, name, cloze, reading, self.first_snapshot(name))
+  def common_start(self) -> tuple[Step, Step]:
+    """Trains the common start of all systems and the agent's reader."""
+    retriever, reader = self.start()
     agent = self.train(
-      *("agent", "open_qa", cloze, reading),
+      *("agent", "open_qa", retriever, reader),
       self.first_snapshot("agent"),
       TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
     )
-    return run(cloze), run(agent)
+    return run(retriever), run(agent)
 
 
 class Live:
   """A service of a run, which is trained while the service answers.
+
+  Files that an interrupted measurement has left are removed.
 
   Args:
     steps: Steps of the seed.
@@ -96,29 +95,33 @@ class Live:
   def __init__(self, steps: FeedbackSteps, name: str, start: Step):
     self.folder, self.learns = steps.folder / name, SYSTEMS[name].learns
     self.corpus = steps.folder / f"{name}-corpus"
-    if not self.corpus.exists():
-      shutil.copytree(steps.corpus_dir, self.corpus)
-    self.log = self.folder / "feedback"
-    corpus = str(self.corpus)
-    bound: dict[str, Value] = {"FEEDBACK_DIR": str(self.log)}
+    for folder in (self.folder, self.corpus):
+      shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(steps.corpus_dir, self.corpus)
+    bindings: dict[str, Value] = {
+      "CORPUS_DIR": str(self.corpus),
+      "FEEDBACK_DIR": str(self.folder / "feedback"),
+    }
     if self.learns == "rounds":
-      bound["SAVE_EVERY_STEPS"] = _ROUND_STEPS
-    made = steps.train(name, "feedback", start, CORPUS_DIR=corpus)
-    self._training = dataclasses.replace(
-      made.command, bindings={**made.command.bindings, **bound}
-    )
-    build = "build_index", "build_index", self.folder
-    self._build = steps.command(*build, CORPUS_DIR=corpus)
+      bindings["SAVE_EVERY_STEPS"] = _ROUND_STEPS
+    training = steps.train(name, "feedback", start, None, None, **bindings)
+    self._training = training.command
+    self._build = steps.builder(name, CORPUS_DIR=str(self.corpus))
     # Creates the first checkpoint and its snapshot.
     call(self._training, num_steps=0)
-    call(steps.command(*build, "--once", CORPUS_DIR=corpus))
+    call(dataclasses.replace(self._build, flags=("--once",)))
     self._rounds = list[subprocess.Popen[bytes]]()
 
   @contextlib.contextmanager
   def served(self) -> Iterator[str]:
-    """Serves the run during a `with` block, and yields the address."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-      port = found.getsockname()[1]
+    """Serves the run during a `with` block, and yields the address.
+
+    Raises:
+      StoppedError: SIGTERM came before the service answered.
+      RealmError: The service, the builder or the trainer failed.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+      port = listener.getsockname()[1]
     arguments = [
       *("-m", "realm_jax.serve", f"--model_dir={self.folder}", "--follow"),
       *(f"--corpus_dir={self.corpus}", f"--port={port}", "--accept_feedback"),
@@ -133,12 +136,14 @@ class Live:
         log = self.folder / f"{name}.log"
         stack.enter_context(running_beside(command, log))
       while True:
+        require_not_stopped()
         with contextlib.suppress(OSError):
           health(url)
           break
         time.sleep(1.0)
       if self.learns == "always":
-        stack.enter_context(self._trainer())
+        command, log = self._training.arguments(), self.folder / "train.log"
+        stack.enter_context(running_beside(command, log))
       try:
         yield url
       finally:
@@ -154,17 +159,14 @@ class Live:
     number = len(self._rounds) + 1
     if self.learns == "rounds" and share > number / 3:
       steps = {"NUM_STEPS": number * _ROUND_STEPS}
-      own = dataclasses.replace(
+      training = dataclasses.replace(
         self._training, bindings={**self._training.bindings, **steps}
       )
-      arguments = [sys.executable, *own.arguments()]
+      arguments = [sys.executable, *training.arguments()]
       with (self.folder / "train.log").open("a") as log:
         self._rounds.append(
           subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
         )
-
-  def _trainer(self) -> contextlib.AbstractContextManager[None]:
-    return running_beside(self._training.arguments(), self.folder / "train.log")
 
   def change_facts(self, world: World) -> World:
     """Edits facts that test questions ask for, and updates the corpus."""
@@ -195,43 +197,44 @@ def health(url: str) -> dict[str, Any]:
     return json.load(reply)
 
 
-def _measure(
-  name: str,
-  folder: Path,
-  seed: int,
-  worlds: GeneratedWorlds,
-  world: World,
-  gin_files: Sequence[str],
-) -> dict[str, Any]:
+def require_not_stopped() -> None:
+  """Raises a `StoppedError` after SIGTERM, also of a process that failed."""
+  if is_stopping():
+    raise StoppedError("stopped by SIGTERM; the same command continues")
+
+
+def _measure(name: str, seed: Seed) -> dict[str, Any]:
   """Runs a system for --seconds, and returns the metrics of its rewards."""
-  del worlds
-  steps, seconds = FeedbackSteps(folder, seed, gin_files), flags.FLAGS.seconds
-  start, agent_run = steps.start()
+  steps = FeedbackSteps(seed.folder, seed.number, seed.gin_files)
+  seconds, world = flags.FLAGS.seconds, seed.world
+  start, agent_run = steps.common_start()
   live = Live(steps, name, start)
   reader = realm_jax.load(agent_run.folder, corpus_dir=steps.corpus_dir)
-  rng, curve = np.random.default_rng(seed), list[tuple[float, float]]()
+  rng, curve = np.random.default_rng(seed.number), list[tuple[float, float]]()
   changes, is_changed = SYSTEMS[name].changes, False
   served_at = dict[int, float]()
   with live.served() as url:
-    agent = Agent(url, reader, seed=seed)
+    agent = Agent(url, reader, seed=seed.number)
     began = time.monotonic()
     while (share := (time.monotonic() - began) / seconds) < 1:
+      require_not_stopped()
       if changes and not is_changed and share > 0.5:
         world, is_changed = live.change_facts(world), True
       live.train_round(share)
       # Only facts of test questions change.
-      asked = world.questions["test" if changes else "train"]
-      chosen = rng.choice(len(asked), _QUESTIONS_AT_ONCE, replace=False)
-      own = [asked[number] for number in chosen.tolist()]
+      possible = world.questions["test" if changes else "train"]
+      chosen = rng.choice(len(possible), _QUESTIONS_AT_ONCE, replace=False)
+      questions = [possible[number] for number in chosen.tolist()]
       rewards = agent.ask(
-        [one.text for one in own], [one.answer for one in own]
+        [question.text for question in questions],
+        [question.answer for question in questions],
       )
       served_at.setdefault(health(url)["checkpoint"], time.time())
       now = time.monotonic() - began
       curve.append((now, statistics.mean(rewards)))
       time.sleep(max(0.0, len(curve) * _PAUSE_SECONDS - now))
     last = health(url)
-  write_json(folder / f"{name}-curve.json", curve)
+  write_json(seed.folder / f"{name}-curve.json", curve)
   times, rewards = np.array(curve).T
   fifths = np.minimum(times / seconds * 5, 4).astype(int)
   return {

@@ -4,20 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.comparing import Comparison
-from experiments.data import CORPUS, GeneratedWorlds, write_judged
+from experiments.comparing import Comparison, Seed, SystemSteps
+from experiments.data import GeneratedWorlds, write_judged
 from experiments.demo.stages import demo_worlds, follow_edits
-from experiments.pipeline import (
-  Step,
-  Steps,
-  Value,
-  run,
-  run_in_cpu_seconds,
-)
+from experiments.pipeline import Step, Value, run, run_in_cpu_seconds
 from experiments.world.world import World
 from realm_jax.training.metric_rows import read_rows
 
-_GIN = Path("experiments/gin")
 _JUDGED = "judged.jsonl"
 _METRICS = ("exact_match", "recall_at_5", "followed", "cpu_seconds")
 
@@ -77,28 +70,19 @@ CONTENDERS = {
 }
 
 
-class ReaderSteps(Steps):
+class ReaderSteps(SystemSteps):
   """The steps of one contender, in the folder of a seed."""
 
   def __init__(
-    self, name: str, folder: Path, seed: int, extra_gin_files: Sequence[str]
+    self, name: str, folder: Path, seed: int, gin_files: Sequence[str]
   ):
     self.name, self.contender = name, CONTENDERS[name]
-    paths = (_GIN / self.contender.recipes).glob("*.gin")
-    files = {path.stem: path for path in paths}
-    files["inverse_cloze"] = _GIN / "demo/inverse_cloze.gin"
-    recipes = {
-      key: [str(path), *extra_gin_files] for key, path in files.items()
-    }
-    seeds = {"SEED": seed}
-    stages = ("inverse_cloze", *self.contender.stages)
-    given = {**self.contender.reader, **self.contender.training, **seeds}
-    always = {
-      **dict.fromkeys(stages, given),
-      "inverse_cloze": seeds,
-      "eval": self.contender.reader,
-    }
-    super().__init__(folder, recipes, str(folder / CORPUS), always)
+    self.gin_folders = "demo", self.contender.recipes
+    super().__init__(folder, seed, gin_files)
+    reader = self.contender.reader
+    training = {**reader, **self.contender.training, "SEED": seed}
+    stages = dict.fromkeys(self.contender.stages, training)
+    self.always = {**self.always, **stages, "eval": reader}
 
   def metrics(self, worlds: GeneratedWorlds, world: World) -> dict[str, Any]:
     """Trains and evaluates the contender, and returns its metrics."""
@@ -106,18 +90,17 @@ class ReaderSteps(Steps):
     retriever = before = None
     if reads:
       retriever = run(self.train("inverse_cloze", "inverse_cloze"))
-    judged = self.folder / _JUDGED
-    if "judged" in self.contender.stages and not judged.exists():
-      write_judged(self.folder / "world", judged)
+    if "judged" in self.contender.stages:
+      write_judged(self.folder / "world", self.folder / _JUDGED)
     seconds, steps = 0.0, {}
     for stage in self.contender.stages:
-      made = self.stage(stage, retriever, before)
-      seconds += run_in_cpu_seconds(made)
-      steps[stage] = read_rows(made.folder)[-1]["step"]
+      training = self.stage(stage, retriever, before)
+      seconds += run_in_cpu_seconds(training)
+      steps[stage] = read_rows(training.folder)[-1]["step"]
       if stage in ("pretrain", "judged"):
-        retriever = made
+        retriever = training
       if stage != "judged":
-        before = made
+        before = training
     assert before is not None
     # With a frozen block tower, the snapshot of fine-tuning is evaluated.
     checkpoint, snapshot = 0, None
@@ -131,12 +114,12 @@ class ReaderSteps(Steps):
       QUESTIONS=self.path("world/questions-test.jsonl"),
       CANDIDATES="index" if reads else "none",
     )
-    found = {**run(evaluation).metrics(), "cpu_seconds": round(seconds)}
+    metrics = {**run(evaluation).metrics(), "cpu_seconds": round(seconds)}
     if reads:
       edited = follow_edits(self, worlds, world, before, checkpoint)
-      found["followed"] = edited["followed"] / max(edited["known"], 1)
-    metrics = {name: found[name] for name in _METRICS if name in found}
-    return {**metrics, "steps": steps}
+      metrics["followed"] = edited["followed"] / max(edited["known"], 1)
+    shown = {name: metrics[name] for name in _METRICS if name in metrics}
+    return {**shown, "steps": steps}
 
   def stage(
     self, stage: str, retriever: Step | None, reader: Step | None
@@ -148,38 +131,34 @@ class ReaderSteps(Steps):
     if stage == "pretrain" or (
       stage == "open_qa" and self.contender.trains_blocks
     ):
-      builder = self.command("build_index", "build_index", self.folder / name)
+      builder = self.builder(name)
     elif stage in ("reading_retrieved", "open_qa"):
       builder = self.first_snapshot(name)
     starts = None if stage == "reading" else retriever
-    given: dict[str, Value] = {}
+    bindings: dict[str, Value] = {}
     if stage.endswith("qa"):
-      given["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
+      bindings["TRAIN_QUESTIONS"] = self.path("world/questions-train.jsonl")
     if stage in self.contender.steps:
       steps = self.contender.steps[stage]
-      given["NUM_STEPS"] = steps
+      bindings["NUM_STEPS"] = steps
       if stage != "pretrain":  # whose checkpoints refresh the index
-        given["SAVE_EVERY_STEPS"] = steps
+        bindings["SAVE_EVERY_STEPS"] = steps
     if stage == "judged":
-      reader, given["TRAIN_QUESTIONS"] = None, self.path(_JUDGED)
-    return self.train(name, stage, starts, reader, builder, **given)
+      reader, bindings["TRAIN_QUESTIONS"] = None, self.path(_JUDGED)
+    return self.train(name, stage, starts, reader, builder, **bindings)
 
 
-def _measure(
-  name: str,
-  folder: Path,
-  seed: int,
-  worlds: GeneratedWorlds,
-  world: World,
-  gin_files: Sequence[str],
-) -> dict[str, Any]:
-  return ReaderSteps(name, folder, seed, gin_files).metrics(worlds, world)
+def _measure(name: str, seed: Seed) -> dict[str, Any]:
+  steps = ReaderSteps(name, seed.folder, seed.number, seed.gin_files)
+  return steps.metrics(seed.worlds, seed.world)
 
 
 COMPARISON = Comparison(
   "readers",
   {name: contender.title for name, contender in CONTENDERS.items()},
   _METRICS,
-  lambda gin_files: demo_worlds([str(_GIN / "readers/world.gin"), *gin_files]),
+  lambda gin_files: demo_worlds(
+    ["experiments/gin/readers/world.gin", *gin_files]
+  ),
   _measure,
 )

@@ -46,10 +46,12 @@ def report(demo: Demo, realm: Step, closed: Step) -> str:
   rows = [["edited facts"]]
   rows[0] += [f"{name} {when}" for name in _METRICS for when in _CORPORA]
   for title, of in (("closed book", run(closed)), ("REALM", realm)):
-    found = _measure(demo, of, queries, has_index=of is realm)
+    when_measured = _measure(demo, of, queries, has_index=of is realm)
     for suffix, memory in (("", "without"), (" + kNN", "with")):
       names = [f"{name}_{memory}_memory" for name in _METRICS.values()]
-      cells = [f"{one[name]:.3f}" for name in names for one in found]
+      cells = [
+        f"{metrics[name]:.3f}" for name in names for metrics in when_measured
+      ]
       rows.append([title + suffix, *cells])
   return markdown(rows)
 
@@ -83,32 +85,32 @@ def _edit(demo: Demo) -> dict[str, Value]:
 
 def tag(text: str, title: str) -> list[Span]:
   """Finds a statement's answer, which is its title, so only this is masked."""
-  found = re.search(rb"\b%s\b" % re.escape(title.encode()), text.encode())
-  return [Span(*found.span(), "answer")] if found else []
+  match = re.search(rb"\b%s\b" % re.escape(title.encode()), text.encode())
+  return [Span(*match.span(), "answer")] if match else []
 
 
 def _measure(
   demo: Demo, of: Step, queries: dict[str, Value], *, has_index: bool
 ) -> list[dict[str, float]]:
   """Evaluates a run before and after, with and without its memory."""
-  found, extended = list[dict[str, float]](), dict[str, Value]()
+  measured, extended = list[dict[str, float]](), dict[str, Value]()
   if not has_index:
     queries = {**queries, "NUM_CANDIDATES": 1}
   for when, corpus in _CORPORA.items():
-    name, given = (
+    name, corpus_dir = (
       f"{FOLDER}/{of.folder.name}-{when}",
       {"CORPUS_DIR": demo.path(corpus)},
     )
     memory, snapshot = demo.path(f"{name}-memory"), None
-    own = {**given, **extended, "OUTPUT_DIR": memory}
-    build = demo.command("build_memory", "build_memory", of.folder, **own)
+    bindings = {**corpus_dir, **extended, "OUTPUT_DIR": memory}
+    build = demo.command("build_memory", "build_memory", of.folder, **bindings)
     run(Step(build, Path(memory)))
     extended = {"EXTEND": memory}
     if has_index:
       last = of.command.build().num_steps
-      own = {**given, "CHECKPOINT_STEP": last}
-      snapshot = demo.build_index(of, f"{name}-snapshots", **own)
-    own = {**given, **queries, "MEMORY": memory}
-    evaluation = demo.evaluate(name, "eval_masked", of, snapshot, **own)
-    found.append(run(evaluation).metrics())
-  return found
+      bindings = {**corpus_dir, "CHECKPOINT_STEP": last}
+      snapshot = demo.build_index(of, f"{name}-snapshots", **bindings)
+    bindings = {**corpus_dir, **queries, "MEMORY": memory}
+    evaluation = demo.evaluate(name, "eval_masked", of, snapshot, **bindings)
+    measured.append(run(evaluation).metrics())
+  return measured

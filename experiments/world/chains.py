@@ -153,8 +153,8 @@ def _make_facts(generator: np.random.Generator, world: World) -> list[Fact]:
     avoid += values
     ends = np.cumsum([0, *map(len, companies)])
     groups: list[Entities] = [
-      {"company": own, kind: values[start:end]}
-      for own, (start, end) in zip(
+      {"company": names, kind: values[start:end]}
+      for names, (start, end) in zip(
         companies, itertools.pairwise(ends), strict=True
       )
     ]
@@ -176,9 +176,11 @@ def _write_pages(
     Document(
       id=f"page-{number:05d}",
       title=name,
-      sentences=tuple(own[i] for i in generator.permutation(len(own))),
+      sentences=tuple(
+        stated_facts[i] for i in generator.permutation(len(stated_facts))
+      ),
     )
-    for number, (name, own) in enumerate(sentences.items())
+    for number, (name, stated_facts) in enumerate(sentences.items())
   ]
 
 
@@ -202,18 +204,18 @@ def _make_questions(
       if names is None or fact.subject not in people:
         continue
       for second in of_company[fact.value]:
-        asked = world.facts[second]
+        second_fact = world.facts[second]
         wordings = [
           (name.format(s=fact.subject), question)
           for name, question in itertools.product(
-            names, asked.relation.questions
+            names, second_fact.relation.questions
           )
         ]
         if split != "train":
           wordings = [wordings[generator.integers(len(wordings))]]
         for name, question in wordings:
           text = question.format(s=name)
-          known = (text, fact.subject, index, asked.value, second)
+          known = (text, fact.subject, index, second_fact.value, second)
           possible.append(known)
     count = getattr(config, f"num_{split}_questions")
     order = generator.permutation(len(possible))[:count].tolist()

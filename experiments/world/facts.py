@@ -132,12 +132,12 @@ def split_entities(
     families: dict[str, list[str]] = {}
     for name in names:
       families.setdefault(name.split()[-1], []).append(name)
-    wanted = {s: max(1, round(p * len(names))) for s, p in held_out.items()}
+    missing = {s: max(1, round(p * len(names))) for s, p in held_out.items()}
     for family in generator.permutation(list(families)):
       members = families[str(family)]
-      fitting = [s for s, number in wanted.items() if number >= len(members)]
+      fitting = [s for s, number in missing.items() if number >= len(members)]
       split: Split = fitting[0] if fitting else "train"
-      if split in wanted:
-        wanted[split] -= len(members)
+      if split in missing:
+        missing[split] -= len(members)
       of_split[split][kind] += members
   return of_split

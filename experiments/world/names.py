@@ -85,5 +85,5 @@ def tag(text: str, title: str) -> list[Span]:
   names. A name's ending determines its kind.
   """
   del title
-  found = _SPAN.finditer(text.encode())
-  return [Span(*match.span(), str(match.lastgroup)) for match in found]
+  matches = _SPAN.finditer(text.encode())
+  return [Span(*match.span(), str(match.lastgroup)) for match in matches]

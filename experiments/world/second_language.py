@@ -74,12 +74,12 @@ def write_in_second_language(
       sentences.append(dataclasses.replace(sentence, template=template))
     title = translate(note.title)
     documents.append(Document(f"{CODE}-{note.id}", title, tuple(sentences)))
-  asked = make_statements(
+  statements = make_statements(
     generator, world.facts, world.statements["test"], stated, translate
   )
   return documents, {
-    "first": [one for one in asked if not stated[one.fact]],
-    "both": [one for one in asked if stated[one.fact]],
+    "first": [one for one in statements if not stated[one.fact]],
+    "both": [one for one in statements if stated[one.fact]],
   }
 
 
@@ -102,9 +102,9 @@ def translator(
       return word.translate(_CYRILLIC)
     while word not in invented:
       drawn = generator.choice(_SYLLABLES, 2)
-      made = "".join(drawn) + generator.choice(_ENDINGS)
-      if made not in invented.values():
-        invented[word] = made
+      word_drawn = "".join(drawn) + generator.choice(_ENDINGS)
+      if word_drawn not in invented.values():
+        invented[word] = word_drawn
     return invented[word]
 
   def translate(text: str) -> str:

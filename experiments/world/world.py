@@ -239,14 +239,16 @@ def _choose_pairs(
   The facts of a pair have the same relation and different values. The pairs are
   spread over the relations.
   """
-  asked: dict[str, list[int]] = collections.defaultdict(list)
+  of_relation: dict[str, list[int]] = collections.defaultdict(list)
   for question in world.questions["test"]:
     relation = world.facts[question.fact].relation
     # Exchanging spouses would also change the spouses of two other people.
     if not relation.is_symmetric:
-      asked[relation.name].append(question.fact)
+      of_relation[relation.name].append(question.fact)
   generator = np.random.default_rng(seed)
-  orders = [generator.permutation(facts).tolist() for facts in asked.values()]
+  orders = [
+    generator.permutation(facts).tolist() for facts in of_relation.values()
+  ]
   # One pair from each relation before a second pair from any.
   rounds = itertools.zip_longest(
     *(zip(order[0::2], order[1::2], strict=False) for order in orders)

@@ -48,14 +48,14 @@ def differences(
 ) -> Row:
   """Compares two arrays of equal shape by their largest absolute difference."""
   assert np.shape(ours) == np.shape(theirs), what
-  found = np.abs(np.float64(ours) - np.float64(theirs)).max()
-  return Row(what, "max abs difference", float(found), limit)
+  difference = np.abs(np.float64(ours) - np.float64(theirs)).max()
+  return Row(what, "max abs difference", float(difference), limit)
 
 
 def relative(what: str, ours: float, theirs: np.ndarray) -> Row:
   """Compares two losses by their difference, relative to the second one."""
-  found = abs(float(ours) - float(theirs)) / abs(float(theirs))
-  return Row(what, "relative difference", found, MAX_RELATIVE_DIFFERENCE)
+  difference = abs(float(ours) - float(theirs)) / abs(float(theirs))
+  return Row(what, "relative difference", difference, MAX_RELATIVE_DIFFERENCE)
 
 
 def unequal(what: str, ours: np.ndarray, theirs: np.ndarray) -> Row:

@@ -67,8 +67,8 @@ class ImportedModel(NamedTuple):
     """Computes the relevance f(x, z)."""
     vectors = self.query_vectors(query), self.block_vectors(candidates)
     score_scale = self.retriever.score_scale
-    found = relevance(*map(jnp.asarray, vectors), score_scale=score_scale)
-    return np.asarray(found)
+    scores = relevance(*map(jnp.asarray, vectors), score_scale=score_scale)
+    return np.asarray(scores)
 
   def masked_lm_logits(
     self,
@@ -121,8 +121,10 @@ class ImportedModel(NamedTuple):
     """
     numbers = np.arange(1, 1 + blocks.shape[0] * blocks.shape[1])
     hashes = to_words(numbers.reshape(blocks.shape[:2]))
-    given = BlockHashes(hashes, hashes[:, :1], np.ones(blocks.shape[:2], bool))
-    batch = ContrastiveBatch(_as_int32(query), _as_int32(blocks), given)
+    block_hashes = BlockHashes(
+      hashes, hashes[:, :1], np.ones(blocks.shape[:2], bool)
+    )
+    batch = ContrastiveBatch(_as_int32(query), _as_int32(blocks), block_hashes)
     return self._graded(stage, batch)
 
   def _read(self, *token_ids: np.ndarray) -> tuple[jax.Array, Spans]:
@@ -156,9 +158,9 @@ class ImportedModel(NamedTuple):
         lambda rows: grade(params, rows),
       )
     )(self.params)
-    found = {name: float(metric) for name, metric in metrics.items()}
+    values = {name: float(metric) for name, metric in metrics.items()}
     return Graded(
-      {**found, "loss": float(value)},
+      {**values, "loss": float(value)},
       {path: np.asarray(g) for path, g in flattened(gradient).items()},
     )
 

@@ -81,15 +81,15 @@ def compare_open_qa(folder: Path) -> list[Row]:
   candidates = _blocks_read(mapped, expected)
   batch = {**expected, "candidates": candidates, "vectors": stored[rows]}
   graded = model.open_qa(batch)
-  found = np.take_along_axis(relevance, rows, axis=-1)
+  of_rows = np.take_along_axis(relevance, rows, axis=-1)
   logits = model.span_logits(query, candidates)
   theirs = expected["span_logits"]
   # The best span, chosen as in evaluations.
-  totals = logits + found[:, : theirs.shape[1], None, None]
+  totals = logits + of_rows[:, : theirs.shape[1], None, None]
   best_spans = np.nanargmax(totals.reshape(len(query), -1), axis=1)
   chosen = np.stack(np.unravel_index(best_spans, theirs.shape[1:]), axis=-1)
   return [
-    differences("open QA: relevance", found, expected["relevance"]),
+    differences("open QA: relevance", of_rows, expected["relevance"]),
     unequal("open QA: retrieved blocks and their order", best, rows),
     unequal("open QA: valid spans", np.isnan(logits), np.isnan(theirs)),
     differences(

@@ -47,12 +47,12 @@ def compare_signal(form: Form, *, seed: int = 0) -> Row:
       relevance, logits, targets, weights, objective=objective
     ).loss.mean
 
-  found = jax.jit(jax.grad(loss))(
+  gradient = jax.jit(jax.grad(loss))(
     np.float32(relevance), np.float32(logits), np.float32(weights)
   )
   return differences(
     f"∂loss/∂f(x, z) and r(z), {form}",
-    np.asarray(found),
+    np.asarray(gradient),
     _loss_gradient(relevance, logits, targets, weights, form),
     limit=_MAX_DIFFERENCE,
   )

@@ -112,13 +112,15 @@ def _compare(
       model.block_vectors,
     ),
   ):
-    found = peer_processes.run_on_texts("vectors", texts, folder, model=theirs)
+    expected = peer_processes.run_on_texts(
+      "vectors", texts, folder, model=theirs
+    )
     token_ids = _padded(words, ids)
-    read = np.asarray(prepare(token_ids))[:, : found["token_ids"].shape[1]]
+    read = np.asarray(prepare(token_ids))[:, : expected["token_ids"].shape[1]]
     what = f"{name}, {side}"
-    yield unequal(f"{what}: tokens", read, found["token_ids"])
+    yield unequal(f"{what}: tokens", read, expected["token_ids"])
     yield differences(
-      f"{what}: vectors", embed(token_ids), found["vectors"], _LIMIT
+      f"{what}: vectors", embed(token_ids), expected["vectors"], _LIMIT
     )
 
 
@@ -129,7 +131,7 @@ def _compare_losses(
   words = mapped.model.vocabulary
   passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
   rows = [*zip(_QUERIES, passages, reversed(_NEGATIVES), strict=True)]
-  found = peer_processes.run_on_texts("losses", rows, folder, model=theirs)
+  expected = peer_processes.run_on_texts("losses", rows, folder, model=theirs)
   query = _padded(words, [words.encode(text) for text in _QUERIES])
   # Blocks have titles, which are empty here.
   texts = [[words.sep_id, *words.encode(x)] for row in rows for x in row[1:]]
@@ -142,17 +144,17 @@ def _compare_losses(
     "symmetric": {"symmetric": True},
     "matryoshka": {"vector_sizes": (128, 32)},
   }
-  for name, own in settings.items():
-    stage = Contrastive(temperature=temperature, **own)
+  for name, choices in settings.items():
+    stage = Contrastive(temperature=temperature, **choices)
     read = blocks[:, :1] if name == "symmetric" else blocks
     graded = model.contrastive(stage, query, read)
     yield relative(
-      f"{name} loss", graded.metrics["loss"], found[f"{name}/loss"]
+      f"{name} loss", graded.metrics["loss"], expected[f"{name}/loss"]
     )
     prefix = f"{name}/gradient/"
     gradient = {
       path.removeprefix(prefix): array
-      for path, array in found.items()
+      for path, array in expected.items()
       if path.startswith(prefix)
     }
     yield gradient_cosines(
@@ -168,7 +170,7 @@ def _compare_pairs(words: BertVocabulary, minilm: Path, folder: Path) -> Row:
   """Compares the scores of an imported cross-encoder."""
   passages = [f"{title} {body}".strip() for title, body in _DOCUMENTS]
   pairs = [(query, text) for query in _QUERIES for text in passages]
-  found = peer_processes.run_on_texts("pairs", pairs, folder, model=minilm)
+  expected = peer_processes.run_on_texts("pairs", pairs, folder, model=minilm)
   module, params, *_ = read_cross_encoder(folder / "pairs")
   query = _padded(words, [words.encode(text) for text in _QUERIES])
   blocks = [
@@ -177,7 +179,7 @@ def _compare_pairs(words: BertVocabulary, minilm: Path, folder: Path) -> Row:
   ]
   each = np.tile(_padded(words, blocks), (len(query), 1, 1))
   scores = np.asarray(module.apply({"params": params}, query, each))
-  theirs = found["scores"].reshape(scores.shape)
+  theirs = expected["scores"].reshape(scores.shape)
   return differences("cross-encoder: scores", scores, theirs)
 
 

@@ -99,12 +99,10 @@ def compare_variant(folder: Path, variant: str) -> Iterator[Row]:
 
   @jax.jit
   def remember(params: Any) -> Any:
-    return tuple(
-      model.apply(
-        {"params": params}, packed_inputs, fused=count, method="encode_memory"
-      )
-      for count in (1, fused)
+    memory = model.apply(
+      {"params": params}, packed_inputs, method="encode_memory"
     )
+    return memory, memory.fused(fused)
 
   packed_inputs = packed(inputs)
   of_each, memory = remember(params)

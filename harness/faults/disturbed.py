@@ -88,9 +88,15 @@ class Disturbed:
 
   def worker(self, name: str) -> int:
     """Waits for the process that does a job's work, and returns it."""
-    job = self.jobs[name]
-    self.wait(lambda: job.worker() is not None)
-    return job.worker() or job.pid
+    job, workers = self.jobs[name], list[int]()
+
+    def has_one() -> bool:
+      # Kept, because it may have ended when it is asked for again.
+      workers.extend(filter(None, [job.worker()]))
+      return bool(workers)
+
+    self.wait(has_one)
+    return workers[0] if workers else job.pid
 
   def wait(
     self, condition: Callable[[], bool], timeout_seconds: float = 600.0
@@ -174,13 +180,13 @@ def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
-  while not (found := verdict.searching("", here.worker("trainer"))):
+  while not (searches := verdict.searching("", here.worker("trainer"))):
     here.wait_seconds(0.1)
     if here.is_over():
       return NOTHING
   number = rng.choice([signal.SIGKILL, signal.SIGSEGV])
   with contextlib.suppress(ProcessLookupError):
-    os.kill(found[0], number)
+    os.kill(searches[0], number)
   return signal.Signals(number).name
 
 

@@ -36,19 +36,19 @@ def seconds(run: Run) -> dict[str, float]:
 
 def differences(expected: Run, got: Run) -> list[str]:
   """Compares two runs bit for bit, and lists their differences."""
-  found = []
+  different = []
   for what, read in (
     ("metrics", _metrics),
     ("the last checkpoint", _last_parameters),
   ):
-    own, other = read(expected), read(got)
-    names = own.keys() | other.keys()
-    found += [
+    first, second = read(expected), read(got)
+    names = first.keys() | second.keys()
+    different += [
       f"{what}: {name}"
       for name in sorted(names)
-      if not np.array_equal(own.get(name, np.nan), other.get(name, np.nan))
+      if not np.array_equal(first.get(name, np.nan), second.get(name, np.nan))
     ]
-  return found
+  return different
 
 
 def _metrics(run: Run) -> dict[str, Any]:
@@ -81,27 +81,27 @@ def restarts(job: Job) -> list[str]:
 
 def problems(run: Run) -> list[str]:
   """Lists the problems of a completed run."""
-  found = []
+  lines = []
   rows = curve(run)
   if [row["step"] for row in rows] != list(range(1, run.num_steps + 1)):
-    found.append(f"{len(rows)} rows of metrics for {run.num_steps} steps")
+    lines.append(f"{len(rows)} rows of metrics for {run.num_steps} steps")
   log = run.trainer().log.read_text(errors="replace")
   verified = {int(step) for step in _VERIFIED.findall(log)}
   for row in rows:
     if row["snapshot"] not in verified:
-      found.append(f"step {row['step']} searched an unverified snapshot")
+      lines.append(f"step {row['step']} searched an unverified snapshot")
     if row["step"] - 1 - row["snapshot"] != row["staleness_steps"]:
-      found.append(f"step {row['step']} logged a wrong staleness")
+      lines.append(f"step {row['step']} logged a wrong staleness")
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     steps = store.steps()
   # A run that was told to stop has also saved at other steps.
   regular = range(0, run.num_steps + 1, run.save_every_steps)
   saved = sorted({*regular, *steps})
   if lost := {0, *saved[-_KEPT_CHECKPOINTS:]} - set(steps):
-    found.append(f"checkpoints {sorted(lost)} are lost")
+    lines.append(f"checkpoints {sorted(lost)} are lost")
   if left := searching(str(run.directory)):
-    found.append(f"processes {left} still search after the run")
-  return found
+    lines.append(f"processes {left} still search after the run")
+  return lines
 
 
 def searching(marker: str, parent: int | None = None) -> list[int]:
@@ -111,7 +111,7 @@ def searching(marker: str, parent: int | None = None) -> list[int]:
     marker: Word that the environment of the run's processes contains.
     parent: Process whose children are listed; None lists all.
   """
-  found = []
+  processes = []
   for path in Path("/proc").glob("[0-9]*"):
     # One may end meanwhile.
     with contextlib.suppress(OSError):
@@ -121,5 +121,5 @@ def searching(marker: str, parent: int | None = None) -> list[int]:
         and _SEARCHES in path.joinpath("cmdline").read_bytes()
         and marker.encode() in path.joinpath("environ").read_bytes()
       ):
-        found.append(int(path.name))
-  return found
+        processes.append(int(path.name))
+  return processes

@@ -49,32 +49,32 @@ def main() -> None:
   parser.add_argument("--rate", type=float, default=2e-5)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--dtype", default="float32")
-  given = parser.parse_args()
+  options = parser.parse_args()
   torch.set_num_threads(2)
-  torch.manual_seed(given.seed)
-  model = SentenceTransformer(given.model, device="cpu")
-  pairs = json.loads(given.input.read_text(encoding="utf-8"))
+  torch.manual_seed(options.seed)
+  model = SentenceTransformer(options.model, device="cpu")
+  pairs = json.loads(options.input.read_text(encoding="utf-8"))
   examples = [InputExample(texts=pair) for pair in pairs]
-  loader = NoDuplicatesDataLoader(examples, batch_size=given.batch)
+  loader = NoDuplicatesDataLoader(examples, batch_size=options.batch)
   loss = _TimedLoss(model)
-  with torch.autocast("cpu", torch.bfloat16, given.dtype == "bfloat16"):
+  with torch.autocast("cpu", torch.bfloat16, options.dtype == "bfloat16"):
     model.old_fit(
       [(loader, loss)],
       epochs=1,
-      steps_per_epoch=given.steps,
-      warmup_steps=given.warmup,
-      optimizer_params={"lr": given.rate},
+      steps_per_epoch=options.steps,
+      warmup_steps=options.warmup,
+      optimizer_params={"lr": options.rate},
       weight_decay=0.01,
       max_grad_norm=1.0,
       show_progress_bar=False,
     )
-  model.save(str(given.output), safe_serialization=True)
+  model.save(str(options.output), safe_serialization=True)
   steps = [b - a for a, b in zip(loss.starts, loss.starts[1:], strict=False)]
-  found = {
-    "examples_per_second": given.batch / statistics.median(steps),
+  results = {
+    "examples_per_second": options.batch / statistics.median(steps),
     "peak_memory_gb": peak_memory() / 1e9,
   }
-  print(json.dumps(found))
+  print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main(model_file: str, pairs_file: str) -> None:
   model = llama_cpp.Llama(
     model_file, logits_all=True, n_ctx=_CONTEXT, verbose=False
   )
-  found = []
+  totals = []
   for prompt, target in json.loads(Path(pairs_file).read_text("utf-8")):
     before = len(model.tokenize(prompt.encode()))
     tokens = model.tokenize((prompt + target).encode())
@@ -84,9 +84,9 @@ def main(model_file: str, pairs_file: str) -> None:
     top = logits.max(axis=1)
     total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
     places = np.arange(before, len(tokens))
-    own = logits[places - 1, np.array(tokens)[places]] - total[places - 1]
-    found.append(own.sum())
-  print(json.dumps(found))
+    log_probs = logits[places - 1, np.array(tokens)[places]] - total[places - 1]
+    totals.append(log_probs.sum())
+  print(json.dumps(totals))
 
 
 if __name__ == "__main__":

@@ -72,46 +72,46 @@ def _remember(
   flat = inputs.flatten(0, 1)
   if not tuned:
     hidden = model.encoder(flat, flat != 0).last_hidden_state
-    found = hidden.reshape(batch, number * length, -1)
+    memory = hidden.reshape(batch, number * length, -1)
     return {
-      "encoder_outputs": BaseModelOutput(found),
+      "encoder_outputs": BaseModelOutput(memory),
       "attention_mask": (inputs != 0).flatten(1),
     }
   lengths = (flat != 0).sum(1)
   encoded: list[Any] = [None] * len(flat)
   for group in lengths.argsort().chunk(_NUM_GROUPS):
-    own = flat[group, : lengths[group].max()]
-    hidden = model.encoder(own, own != 0).last_hidden_state
+    padded = flat[group, : lengths[group].max()]
+    hidden = model.encoder(padded, padded != 0).last_hidden_state
     for place, row in zip(group.tolist(), hidden, strict=True):
       encoded[place] = row[: lengths[place]]
   joined = [
     torch.cat(encoded[start : start + number])
     for start in range(0, len(flat), number)
   ]
-  found = torch.nn.utils.rnn.pad_sequence(joined, batch_first=True)
+  memory = torch.nn.utils.rnn.pad_sequence(joined, batch_first=True)
   sizes = torch.tensor([len(one) for one in joined])
-  is_token = torch.arange(found.shape[1]) < sizes[:, None]
+  is_token = torch.arange(memory.shape[1]) < sizes[:, None]
   return {
-    "encoder_outputs": BaseModelOutput(found),
+    "encoder_outputs": BaseModelOutput(memory),
     "attention_mask": is_token,
   }
 
 
-def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
   """Returns times, peak memory, and the loss or the texts."""
-  model = T5ForConditionalGeneration.from_pretrained(given.folder)
-  with np.load(given.folder / _INPUTS) as arrays:
+  model = T5ForConditionalGeneration.from_pretrained(options.folder)
+  with np.load(options.folder / _INPUTS) as arrays:
     inputs, targets = (torch.from_numpy(arrays[n]) for n in arrays.files)
   seconds, tuned = [], name != "published"
-  context = torch.autocast("cpu", torch.bfloat16, given.dtype == "bfloat16")
+  context = torch.autocast("cpu", torch.bfloat16, options.dtype == "bfloat16")
   if name == "generate":
-    for _ in range(given.steps + 1):
+    for _ in range(options.steps + 1):
       start = time.perf_counter()
       with context, torch.no_grad():
         written = model.eval().generate(
           **_remember(model, inputs, tuned=True),
           max_new_tokens=targets.shape[1],
-          num_beams=given.beams,
+          num_beams=options.beams,
         )
       seconds.append(time.perf_counter() - start)
     result: dict[str, Any] = {"texts": written[:, 1:].tolist()}
@@ -127,7 +127,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
       result = {"loss": float(loss())}
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=tuned)
-    for _ in range(given.steps + 1):
+    for _ in range(options.steps + 1):
       start = time.perf_counter()
       optimizer.zero_grad()
       with context:
@@ -149,11 +149,11 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=3)
   parser.add_argument("--beams", type=int, default=1)
   parser.add_argument("--dtype", default="float32")
-  given = parser.parse_args()
-  if given.name == "make":
-    make(given.folder, json.loads(given.sizes))
+  options = parser.parse_args()
+  if options.name == "make":
+    make(options.folder, json.loads(options.sizes))
   else:
-    print(json.dumps(measure(given.name, given)))
+    print(json.dumps(measure(options.name, options)))
 
 
 if __name__ == "__main__":

@@ -167,8 +167,8 @@ def make_two_towers(realm: RandomRealm) -> None:
   queries, candidates = realm.batch_of_both()
   with torch.no_grad():
     relevance = _score(realm, model, queries, candidates)
-  given = realm.padded(queries, candidates)
-  realm.expect("two_towers", **given, relevance=relevance)
+  inputs = realm.padded(queries, candidates)
+  realm.expect("two_towers", **inputs, relevance=relevance)
 
 
 def make_scorer_and_encoder(realm: RandomRealm) -> None:
@@ -327,9 +327,9 @@ def make_open_qa(realm: RandomRealm) -> None:
     encoded = realm.tokenizer([question], return_tensors="pt")
     with torch.no_grad():
       vector = model.embedder(**encoded).projected_score[0]
-    found = torch.topk(model.block_emb @ vector, config.searcher_beam_size)
+    best = torch.topk(model.block_emb @ vector, config.searcher_beam_size)
     # The answer is in the first block, in a block that is not read, or in none.
-    source = [texts[found.indices[0]], texts[found.indices[-1]], "? ! ?"][i % 3]
+    source = [texts[best.indices[0]], texts[best.indices[-1]], "? ! ?"][i % 3]
     answer = " ".join(source.split()[1:3])
     answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
     model.training = True  # Only for this module, so there is no dropout.
@@ -345,11 +345,11 @@ def make_open_qa(realm: RandomRealm) -> None:
         "question": question,
         "answer": answer,
         "query": padded(encoded.input_ids.tolist(), realm.query)[0],
-        "rows": found.indices,
-        "relevance": found.values,
+        "rows": best.indices,
+        "relevance": best.values,
         "has_answer": output.retriever_correct,
         "prediction": realm.tokenizer.decode(chosen.predicted_answer_ids),
-        "predicted_row": found.indices[chosen.reader_output.block_idx],
+        "predicted_row": best.indices[chosen.reader_output.block_idx],
       }
     )
   total.backward()
@@ -402,8 +402,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output_dir", type=Path, required=True)
   parser.add_argument("--vocab", type=Path, required=True)
-  given = parser.parse_args()
-  make_all(given.output_dir, given.vocab, size="base")
+  options = parser.parse_args()
+  make_all(options.output_dir, options.vocab, size="base")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
   tokenizers = {"fast": BertTokenizerFast, "slow": BertTokenizer}
   for name, tokenizer in tokenizers.items():
     # Without a limit, because each longer text would log a warning.
-    made = tokenizer(vocab_file=vocab, model_max_length=10**9)
-    rows = made(texts, add_special_tokens=False).input_ids
+    tokenize = tokenizer(vocab_file=vocab, model_max_length=10**9)
+    rows = tokenize(texts, add_special_tokens=False).input_ids
     arrays[f"{name}/ids"] = np.array([i for row in rows for i in row], np.int32)
     arrays[f"{name}/offsets"] = np.cumsum([0, *map(len, rows)])
   return arrays
@@ -93,7 +93,7 @@ def losses(model_dir: str, rows: list[list[str]]) -> dict[str, np.ndarray]:
     ),
     "matryoshka": sentence_losses.MatryoshkaLoss(model, negatives, sizes),
   }
-  found = {}
+  results = {}
   for name, loss in named.items():
     columns = [*zip(*rows, strict=True)]
     # The symmetric loss takes no passages other than the relevant ones.
@@ -101,18 +101,20 @@ def losses(model_dir: str, rows: list[list[str]]) -> dict[str, np.ndarray]:
     model.zero_grad()
     value = loss([model.tokenize(list(texts)) for texts in columns], None)
     value.backward()
-    found[f"{name}/loss"] = value.detach().numpy()
+    results[f"{name}/loss"] = value.detach().numpy()
     for path, parameter in model[0].auto_model.named_parameters():
       if parameter.grad is not None:
-        found[f"{name}/gradient/{path}"] = parameter.grad.numpy().copy()
-  return found
+        results[f"{name}/gradient/{path}"] = parameter.grad.numpy().copy()
+  return results
 
 
 def pair_scores(model_dir: str, pairs: list[list[str]], folder: Path) -> Any:
   """Writes a random cross-encoder, and returns its scores of pairs."""
   torch.manual_seed(0)
-  made = BertForSequenceClassification.from_pretrained(model_dir, num_labels=1)
-  made.save_pretrained(folder)
+  classifier = BertForSequenceClassification.from_pretrained(
+    model_dir, num_labels=1
+  )
+  classifier.save_pretrained(folder)
   words = BertTokenizerFast.from_pretrained(model_dir)
   words.save_pretrained(folder)
   model = CrossEncoder(str(folder), device="cpu")
@@ -169,24 +171,28 @@ def main() -> None:
   parser.add_argument("--input", type=Path, required=True)
   parser.add_argument("--output", type=Path)
   parser.add_argument("--dtype", default="float32")
-  given = parser.parse_args()
+  options = parser.parse_args()
   torch.set_num_threads(2)
-  if given.what == "blocks":
-    with np.load(given.input, allow_pickle=False) as arrays:
-      seconds = block_seconds(given.model, arrays["token_ids"].astype(np.int64))
+  if options.what == "blocks":
+    with np.load(options.input, allow_pickle=False) as arrays:
+      seconds = block_seconds(
+        options.model, arrays["token_ids"].astype(np.int64)
+      )
     print(json.dumps({"seconds": seconds}))
     return
-  texts = json.loads(given.input.read_text(encoding="utf-8"))
-  if given.what == "encode":
-    seconds = encode_seconds(given.model, texts, given.dtype)
+  texts = json.loads(options.input.read_text(encoding="utf-8"))
+  if options.what == "encode":
+    seconds = encode_seconds(options.model, texts, options.dtype)
     print(json.dumps({"seconds": seconds}))
     return
-  if given.what == "pairs":
-    folder = given.output.with_suffix("")
-    save_arrays(given.output, pair_scores(given.model, texts, folder))
+  if options.what == "pairs":
+    folder = options.output.with_suffix("")
+    save_arrays(options.output, pair_scores(options.model, texts, folder))
     return
-  compute = {"tokens": tokens, "vectors": vectors, "losses": losses}[given.what]
-  save_arrays(given.output, compute(given.model, texts))
+  compute = {"tokens": tokens, "vectors": vectors, "losses": losses}[
+    options.what
+  ]
+  save_arrays(options.output, compute(options.model, texts))
 
 
 if __name__ == "__main__":

@@ -112,18 +112,18 @@ def tuned_loss(
 
 
 def _losses(
-  name: str, given: argparse.Namespace
+  name: str, options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], torch.Tensor]], list[torch.nn.Parameter]]:
   """Returns both losses for random inputs, and the parameters."""
   config = RealmConfig(
-    vocab_size=given.vocab,
-    hidden_size=given.hidden,
-    num_hidden_layers=given.layers,
-    num_attention_heads=given.heads,
-    intermediate_size=given.inner,
-    num_candidates=given.candidates,
-    hidden_dropout_prob=given.dropout,
-    attention_probs_dropout_prob=given.dropout,
+    vocab_size=options.vocab,
+    hidden_size=options.hidden,
+    num_hidden_layers=options.layers,
+    num_attention_heads=options.heads,
+    intermediate_size=options.inner,
+    num_candidates=options.candidates,
+    hidden_dropout_prob=options.dropout,
+    attention_probs_dropout_prob=options.dropout,
     # These are the same function, with one kernel or eight.
     hidden_act="gelu_pytorch_tanh" if name == "tuned" else "gelu_new",
   )
@@ -133,16 +133,16 @@ def _losses(
   rng = np.random.default_rng(0)
 
   def words(*shape: int) -> torch.Tensor:
-    return torch.from_numpy(rng.integers(_FIRST_WORD, given.vocab, shape))
+    return torch.from_numpy(rng.integers(_FIRST_WORD, options.vocab, shape))
 
-  query = words(given.batch, given.query)
-  blocks = words(given.batch, given.candidates, given.block)
-  joint = words(given.batch, given.candidates, given.joint)
-  positions = np.linspace(1, given.query - 2, given.masks).astype(int)
-  is_mask = torch.zeros(given.batch, given.joint)
+  query = words(options.batch, options.query)
+  blocks = words(options.batch, options.candidates, options.block)
+  joint = words(options.batch, options.candidates, options.joint)
+  positions = np.linspace(1, options.query - 2, options.masks).astype(int)
+  is_mask = torch.zeros(options.batch, options.joint)
   is_mask[:, positions] = 1
-  labels = torch.full((given.batch, given.joint), -100)
-  labels[:, positions] = words(given.batch, given.masks)
+  labels = torch.full((options.batch, options.joint), -100)
+  labels[:, positions] = words(options.batch, options.masks)
 
   def hf() -> torch.Tensor:
     relevance = scorer(
@@ -167,25 +167,25 @@ def _losses(
       blocks={"input_ids": blocks[:, 1:].flatten(0, 1)},
       null={"input_ids": blocks[0, :1, :3]},
       joint={"input_ids": joint[:, 1:].flatten(0, 1)},
-      joint_null={"input_ids": joint[:, 0, : given.query + 1]},
-      positions=torch.from_numpy(positions).expand(given.batch, -1),
+      joint_null={"input_ids": joint[:, 0, : options.query + 1]},
+      positions=torch.from_numpy(positions).expand(options.batch, -1),
       targets=labels[:, positions],
-      weights=torch.ones(given.batch, given.masks),
+      weights=torch.ones(options.batch, options.masks),
     )
 
   parameters = [*scorer.parameters(), *encoder.parameters()]
   return {"hf": hf, "tuned": tuned}, parameters
 
 
-def step_seconds(name: str, given: argparse.Namespace) -> list[float]:
+def step_seconds(name: str, options: argparse.Namespace) -> list[float]:
   """Returns the time of each step except the first."""
-  losses, parameters = _losses(name, given)
+  losses, parameters = _losses(name, options)
   optimizer = torch.optim.AdamW(parameters, lr=3e-5, fused=name == "tuned")
   times = []
-  for _ in range(given.steps + 1):
+  for _ in range(options.steps + 1):
     start = time.perf_counter()
     optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, given.dtype == "bfloat16"):
+    with torch.autocast("cpu", torch.bfloat16, options.dtype == "bfloat16"):
       loss = losses[name]()
     loss.backward()
     optimizer.step()
@@ -200,11 +200,11 @@ def main() -> None:
   parser.add_argument("--sizes", required=True)
   parser.add_argument("--steps", type=int, required=True)
   parser.add_argument("--dtype", default="float32")
-  given = parser.parse_args()
+  options = parser.parse_args()
   torch.set_num_threads(2)
-  sizes = {**json.loads(given.sizes), "steps": given.steps}
+  sizes = {**json.loads(options.sizes), "steps": options.steps}
   seconds = step_seconds(
-    given.name, argparse.Namespace(**sizes, dtype=given.dtype)
+    options.name, argparse.Namespace(**sizes, dtype=options.dtype)
   )
   # Before the matrix products, which use more memory.
   peak = peak_memory()
@@ -212,7 +212,7 @@ def main() -> None:
     "seconds_per_step": statistics.median(seconds),
     "peak_memory_gb": peak / 1e9,
     "matmul_gflops_per_second": matmul_gflops_per_second(
-      getattr(torch, given.dtype)
+      getattr(torch, options.dtype)
     ),
   }
   print(json.dumps(result))

@@ -81,7 +81,7 @@ def _random_tokens(
 
 @torch.no_grad()
 def _cross_attention(
-  model: T5ForConditionalGeneration, given: dict[str, Any], passages: int
+  model: T5ForConditionalGeneration, arguments: dict[str, Any], passages: int
 ) -> dict[str, torch.Tensor]:
   """Computes the two measures of passages in `T5.CrossAttention`."""
   inputs = []
@@ -95,11 +95,11 @@ def _cross_attention(
     )
     for layer in layers
   ]
-  model(**given)
+  model(**arguments)
   for hook in hooks:
     hook.remove()
-  is_token = given["attention_mask"].bool()
-  is_target = given["labels"] != _NOT_SCORED
+  is_token = arguments["attention_mask"].bool()
+  is_target = arguments["labels"] != _NOT_SCORED
   first, weighted = torch.zeros(2, *is_token.shape)
   for layer, (hidden, memory) in zip(layers, inputs, strict=True):
     query, key, value = (
@@ -173,21 +173,21 @@ def make(output_dir: Path, variant: str, size: str) -> None:
       labels=labels.repeat_interleave(passages, 0),
     ).logits
   fused = BaseModelOutput(hidden.reshape(batch, -1, config.d_model))
-  given = {
+  arguments = {
     "encoder_outputs": fused,
     "attention_mask": mask.reshape(batch, -1),
     "labels": labels,
   }
-  output = model(**given)
+  output = model(**arguments)
   output.loss.backward()
-  found = {
+  expected = {
     "inputs": inputs,
     "targets": targets,
     "encoded": hidden.unflatten(0, (batch, passages)),
     "alone": alone.unflatten(0, (batch, passages)),
     "logits": output.logits,
     "loss": output.loss,
-    **_cross_attention(model, given, passages),
+    **_cross_attention(model, arguments, passages),
     **gradients(model),
   }
   searches: list[tuple[str, dict[str, Any]]] = [("greedy", {"num_beams": 1})]
@@ -206,7 +206,7 @@ def make(output_dir: Path, variant: str, size: str) -> None:
   for name, choices in searches:
     texts = model.generate(
       encoder_outputs=BaseModelOutput(fused.last_hidden_state.detach()),
-      attention_mask=given["attention_mask"],
+      attention_mask=arguments["attention_mask"],
       max_new_tokens=_NEW_TOKENS,
       do_sample=False,
       return_dict_in_generate=True,
@@ -216,10 +216,12 @@ def make(output_dir: Path, variant: str, size: str) -> None:
     tokens = np.zeros((len(texts.sequences), _NEW_TOKENS), np.int64)
     # Without the start token.
     tokens[:, : texts.sequences.shape[1] - 1] = texts.sequences[:, 1:]
-    found[f"texts/{name}"] = tokens.reshape(batch, -1, _NEW_TOKENS)
+    expected[f"texts/{name}"] = tokens.reshape(batch, -1, _NEW_TOKENS)
     if texts.get("sequences_scores") is not None:
-      found[f"scores/{name}"] = texts.sequences_scores.unflatten(0, (batch, -1))
-  save_arrays(output_dir / variant / EXPECTED, found)
+      expected[f"scores/{name}"] = texts.sequences_scores.unflatten(
+        0, (batch, -1)
+      )
+  save_arrays(output_dir / variant / EXPECTED, expected)
 
 
 def make_all(output_dir: Path, *, size: str) -> None:

@@ -24,8 +24,8 @@ def exact_match(
   prediction: str, reference: str, language: str = ENGLISH
 ) -> bool:
   """Returns whether the two are equal after normalization."""
-  wanted = normalize_answer(reference, language)
-  return normalize_answer(prediction, language) == wanted
+  expected = normalize_answer(reference, language)
+  return normalize_answer(prediction, language) == expected
 
 
 def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
@@ -35,12 +35,12 @@ def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   side has no words, and the language's `f1_of_nothing` if neither has any.
   """
   predicted = normalize_answer(prediction, language).split()
-  wanted = normalize_answer(reference, language).split()
-  if not predicted and not wanted:
+  expected = normalize_answer(reference, language).split()
+  if not predicted and not expected:
     return rules_of(language).f1_of_nothing
-  shared = collections.Counter(predicted) & collections.Counter(wanted)
+  shared = collections.Counter(predicted) & collections.Counter(expected)
   num_shared = sum(shared.values())
-  return 2.0 * num_shared / (len(predicted) + len(wanted))
+  return 2.0 * num_shared / (len(predicted) + len(expected))
 
 
 def is_correct(
@@ -106,8 +106,8 @@ def contains_answer(
     decomposed = (unicodedata.normalize("NFD", r) for r in references)
     return any(compiled(pattern).occurs(text) for pattern in decomposed)
   words = _word_sequence(text, language)
-  wanted = (_word_sequence(reference, language) for reference in references)
-  return any(sequence.strip() and sequence in words for sequence in wanted)
+  sequences = (_word_sequence(reference, language) for reference in references)
+  return any(sequence.strip() and sequence in words for sequence in sequences)
 
 
 def rouge_l(prediction: str, references: Iterable[str]) -> float:

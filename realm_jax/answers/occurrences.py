@@ -38,8 +38,8 @@ class AnswersInBlocks:
       else:
         contained |= stored
     if unknown:
-      _, found = find_answers(automaton_of(unknown), self.corpus, rows)
-      contained[found] = True
+      _, places = find_answers(automaton_of(unknown), self.corpus, rows)
+      contained[places] = True
     for pattern in question.patterns:
       contained |= self._matches(pattern, rows)
     return contained
@@ -50,16 +50,15 @@ class AnswersInBlocks:
     """Returns which blocks a pattern matches; an invalid one matches none."""
     nothing = np.zeros(0, np.int32)
     searched, matching = self._searched.get(pattern, (nothing, nothing))
-    # Rows are unique, because a question retrieves a block only once.
-    missing = rows[~np.isin(rows, searched, assume_unique=True)]
+    missing = np.setdiff1d(rows, searched)
     if len(missing):
       compiled = patterns.compiled(pattern)
       bodies = self.corpus.bodies_utf8(missing)
-      found = [any(compiled.spans(body.decode())) for body in bodies]
+      is_match = [any(compiled.spans(body.decode())) for body in bodies]
       searched = np.concatenate([searched, missing])
-      matching = np.concatenate([matching, missing[found]])
+      matching = np.concatenate([matching, missing[is_match]])
       self._searched[pattern] = searched, matching
-    return np.isin(rows, matching, assume_unique=True)
+    return np.isin(rows, matching)
 
   def pattern_spans(
     self, wanted: Iterable[str], row: int

@@ -88,9 +88,9 @@ def answers_of_task(data: DataConfig) -> tuple[str, ...]:
   strings = set[str]()
   # Reads each task, because an epoch of a mixture ends with its first task.
   for task in seqio.get_subtasks(find_task(data.task, data.task_modules)):
-    own = dataclasses.replace(
+    of_task = dataclasses.replace(
       data, task=task.name, batch_size=_QUESTIONS_PER_BATCH
     )
-    for batch in stream_batches(own, shuffle=False, repeat=False):
+    for batch in stream_batches(of_task, shuffle=False, repeat=False):
       strings.update(*(question.strings for question in batch.answers))
   return tuple(sorted(strings))

@@ -33,7 +33,7 @@ def find_token_spans(
   Block b is `flat_tokens[offsets[b]:offsets[b + 1]]`. The answers are token ids
   without special tokens. An answer without tokens has no span.
   """
-  found = [TokenSpans(*np.zeros((3, 0), np.int64))]
+  parts = [TokenSpans(*np.zeros((3, 0), np.int64))]
   for answer in {tuple(map(int, answer)) for answer in answers} - {()}:
     # All occurrences, including across the ends of blocks.
     num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
@@ -44,8 +44,8 @@ def find_token_spans(
     inside = first + len(answer) <= offsets[block + 1]
     first, block = first[inside], block[inside]
     width = np.full_like(first, len(answer))
-    found.append(TokenSpans(block, first - offsets[block], width))
-  block, start, width = map(np.concatenate, zip(*found, strict=True))
+    parts.append(TokenSpans(block, first - offsets[block], width))
+  block, start, width = map(np.concatenate, zip(*parts, strict=True))
   order = np.lexsort((width, start, block))
   return TokenSpans(block[order], start[order], width[order])
 

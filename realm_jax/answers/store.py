@@ -70,7 +70,7 @@ def find_answers(
     The number of the answer and the position in `rows` of the block, for each
     answer in a block, sorted by both.
   """
-  found = [np.zeros(0, np.int64)]
+  parts = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):
     # Texts are concatenated; text i ends at offsets[i + 1].
     texts = corpus.bodies_utf8(rows[first : first + _BLOCKS_PER_CALL])
@@ -85,9 +85,9 @@ def find_answers(
     answers, starts, limits = flat.reshape(-1, 3).T
     places = np.searchsorted(offsets, starts, side="right") - 1
     inside = limits <= offsets[places + 1]
-    found.append(answers[inside] * len(rows) + first + places[inside])
+    parts.append(answers[inside] * len(rows) + first + places[inside])
   # np.unique uses hashes, which takes ten times as long.
-  keys = np.sort(np.concatenate(found))
+  keys = np.sort(np.concatenate(parts))
   return np.divmod(keys[np.diff(keys, prepend=-1) != 0], max(len(rows), 1))
 
 
@@ -107,12 +107,12 @@ class AnswerStore:
     self._numbers = {answer: number for number, answer in enumerate(answers)}
     try:
       manifest = json.loads((source / _MANIFEST).read_text())
-      found = manifest["format_version"], manifest["key"]
+      identity = manifest["format_version"], manifest["key"]
       files = manifest["files"].items()
       records = [FileRecord.from_entry(*file) for file in files]
     except (OSError, ValueError, TypeError, KeyError) as error:
       raise AnswersError(f"there is no whole store at {source}") from error
-    if found != (_FORMAT_VERSION, key):
+    if identity != (_FORMAT_VERSION, key):
       raise AnswersError(f"{source} is of another format or of other answers")
     staged = StagedFiles(source, records, error=AnswersError)
     local = staged.get([record.path for record in records])
@@ -127,8 +127,8 @@ class AnswerStore:
     """Returns which blocks contain an answer; None if it is not stored."""
     if (number := self._numbers.get(answer)) is None:
       return None
-    found = self._rows[self._offsets[number] : self._offsets[number + 1]]
-    return np.searchsorted(found, rows, "right") > np.searchsorted(found, rows)
+    hits = self._rows[self._offsets[number] : self._offsets[number + 1]]
+    return np.searchsorted(hits, rows, "right") > np.searchsorted(hits, rows)
 
 
 def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
@@ -150,8 +150,8 @@ def build_store(
     AnswersError: A process failed, or the disk is full.
   """
   cores = len(os.sched_getaffinity(0))
-  wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
-  num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
+  useful = corpus.num_blocks // _BLOCKS_PER_WORKER
+  num_workers = max(min(_MAX_WORKERS, cores, useful), 1)
   try:
     with staging_directory(directory) as staging:
       folder = staging / "found"

@@ -17,7 +17,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -118,15 +118,20 @@ class CheckpointStore:
     """Returns the names of a step's items.
 
     Raises:
-      CheckpointError: There is no such step.
-      OSError: The step is being removed.
+      CheckpointError: There is no such step, or it is being removed.
     """
     if step not in (steps := self.steps()):
       raise CheckpointError(
         f"{self.directory} has no checkpoint of step {step}; it has "
         f"{steps or 'none'}"
       )
-    names = (path.name for path in self._folder(step).iterdir())
+    try:
+      names = [path.name for path in self._folder(step).iterdir()]
+    except OSError as error:
+      raise UnreadableCheckpointError(
+        f"checkpoint {step} of {self.directory} cannot be read, or is being "
+        f"removed: {error}"
+      ) from error
     # Other names are files of orbax.
     return frozenset(
       name for name in names if name[0] != "_" and "." not in name
@@ -152,41 +157,54 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
+    present = self.items(step)
+    if missing := set(items) - present:
+      raise UnreadableCheckpointError(
+        f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
+        f"has {sorted(present)}"
+      )
+    return {
+      name: self._read(step, name, (like or {}).get(name)) for name in items
+    }
+
+  def _read(self, step: int, item: str, like: PyTree[_Leaf] | None) -> PyTree:
+    folder, stored = self._folder(step) / item, self.stored(step, item)
+    with self._handler(folder) as handler:
+      if like is None:
+        like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
+      _require_fit(f"{item} of {self._folder(step)}", stored, like)
+      restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+      args = ocp.args.PyTreeRestore(
+        like, restore_args=restore_args, partial_restore=True
+      )
+      return handler.restore(folder, args=args)
+
+  def stored(self, step: int, item: str) -> PyTree:
+    """Returns the shapes and types of an item's arrays.
+
+    Raises:
+      CheckpointError: The item cannot be read.
+    """
+    folder = self._folder(step) / item
+    with self._handler(folder) as handler:
+      return handler.metadata(folder).tree
+
+  @contextlib.contextmanager
+  def _handler(
+    self, folder: epath.Path
+  ) -> Iterator[ocp.PyTreeCheckpointHandler]:
+    """Opens orbax's handler of an item; raises its errors as ours."""
     try:
-      present = self.items(step)
-      if missing := set(items) - present:
-        raise UnreadableCheckpointError(
-          f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
-          f"has {sorted(present)}"
-        )
-      return {
-        name: self._read(step, name, (like or {}).get(name)) for name in items
-      }
+      with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        yield handler
     except CheckpointError:
       raise
     except Exception as error:
       # For an array that cannot be read, orbax raises a bare Exception.
       raise UnreadableCheckpointError(
-        f"{', '.join(items)} of {self._folder(step)} cannot be read, damaged "
-        f"or removed meanwhile: {error.__cause__ or error}"
+        f"{folder} cannot be read, damaged or removed meanwhile: "
+        f"{error.__cause__ or error}"
       ) from error
-
-  def _read(self, step: int, item: str, wanted: PyTree[_Leaf] | None) -> PyTree:
-    folder, stored = self._folder(step) / item, self.stored(step, item)
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      if wanted is None:
-        wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
-      _require_fit(f"{item} of {self._folder(step)}", stored, wanted)
-      restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-      args = ocp.args.PyTreeRestore(
-        wanted, restore_args=restore_args, partial_restore=True
-      )
-      return handler.restore(folder, args=args)
-
-  def stored(self, step: int, item: str) -> PyTree:
-    """Returns the shapes and types of an item's arrays."""
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      return handler.metadata(self._folder(step) / item).tree
 
   def loop_item(self, step: int) -> LoopItem:
     """Returns the item `loop` as NumPy arrays; empty if the step has none.
@@ -211,8 +229,8 @@ class CheckpointStore:
       sha256: Digest of the vocabulary of the corpus or of the reader's view.
       name: `VOCABULARY` or `READER_VOCABULARY`, respectively.
     """
-    own = self.loop_item(step).get(name)
-    if own is not None and not np.array_equal(own, digest_bytes(sha256)):
+    digest = self.loop_item(step).get(name)
+    if digest is not None and not np.array_equal(digest, digest_bytes(sha256)):
       what, flag = "vocabulary", "--vocab=VOCAB of the corpus"
       if name == READER_VOCABULARY:
         what, flag = "view", "--view=NAME:spiece.model with the model"
@@ -226,8 +244,10 @@ class CheckpointStore:
     """Returns whether a step has the vectors of a whole corpus version."""
     if "vectors" not in self.items(step):
       return False
-    own = self.loop_item(step).get("vectors_corpus")
-    return own is not None and np.array_equal(own, digest_bytes(fingerprint))
+    digest = self.loop_item(step).get("vectors_corpus")
+    return digest is not None and np.array_equal(
+      digest, digest_bytes(fingerprint)
+    )
 
   # --- Writing ----------------------------------------------------------------
 
@@ -445,7 +465,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
           f"`realm_jax.evaluate --follow` write {_BEST_FILE}"
         )
       return CheckpointStore(model_dir), named.step
-    if path.name.isdigit():
+    if path.name.isdecimal():
       return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
     raise CheckpointError(
@@ -456,13 +476,13 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   return store, store.latest()
 
 
-def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
+def _require_fit(what: str, stored: PyTree, like: PyTree[_Leaf]) -> None:
   has, wants = (
     {
       jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    for tree in (stored, wanted)
+    for tree in (stored, like)
   )
   problems = [
     f"{path}: checkpoint has {has.get(path, 'nothing')}, model wants "

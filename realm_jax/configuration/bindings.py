@@ -126,31 +126,33 @@ class Bindings:
   def build(self, target: Target, **arguments: Any) -> Any:
     """Calls a class or function with these and all bound arguments."""
     is_root = target is self.root.target
-    one = self.root if is_root else Reference(target)
-    return self.configured(one, **arguments)()
+    reference = self.root if is_root else Reference(target)
+    return self.configured(reference, **arguments)()
 
   def configured(
-    self, one: Reference, *args: Any, **kwargs: Any
+    self, reference: Reference, *args: Any, **kwargs: Any
   ) -> Callable[[], Any]:
     """Returns the target of a reference with its arguments, not yet called."""
-    signature = inspect.signature(one.target)
-    taken = signature.bind_partial(*args, **kwargs).arguments
+    signature = inspect.signature(reference.target)
+    arguments = signature.bind_partial(*args, **kwargs).arguments
     try:
       bound = {
-        of.name: self.resolved(of.value, self._build, one.scope)
-        for of in self.parameters_of(one)
-        if of.name not in taken and of.value is not UNBOUND
+        parameter.name: self.resolved(
+          parameter.value, self._build, reference.scope
+        )
+        for parameter in self.parameters_of(reference)
+        if parameter.name not in arguments and parameter.value is not UNBOUND
       }
     except RecursionError as error:
       raise ConfigurationError(
-        f"what {one.target.__name__} is made of refers to itself"
+        f"what {reference.target.__name__} is made of refers to itself"
       ) from error
-    return functools.partial(one.target, *args, **kwargs, **bound)
+    return functools.partial(reference.target, *args, **kwargs, **bound)
 
-  def _build(self, one: Reference) -> Any:
-    if one.is_called:
-      return self.configured(one)()
-    return lambda *args, **kwargs: self.configured(one, *args, **kwargs)()
+  def _build(self, reference: Reference) -> Any:
+    if reference.is_called:
+      return self.configured(reference)()
+    return lambda *args, **kwargs: self.configured(reference, *args, **kwargs)()
 
   def resolved(
     self, value: Any, make: Callable[[Reference], Any], scope: str = ""
@@ -167,49 +169,49 @@ class Bindings:
 
     return rebuilt(value, of)
 
-  def parameters_of(self, one: Reference) -> Iterator[Parameter]:
+  def parameters_of(self, reference: Reference) -> Iterator[Parameter]:
     """Yields parameters bound in a scope or globally, and all settings."""
     bound, inner = {}, ""
-    for part in ["", *filter(None, one.scope.split("/"))]:
+    for part in ["", *filter(None, reference.scope.split("/"))]:
       inner = f"{inner}/{part}".strip("/")
-      bound |= self.parameters.get((inner, one.target), {})
-    types = settings.parameter_types(one.target)
-    defaults = _defaults(one.target)
-    for name in {**bound, **one.kept, **defaults}:
+      bound |= self.parameters.get((inner, reference.target), {})
+    types = settings.parameter_types(reference.target)
+    defaults = _defaults(reference.target)
+    for name in {**bound, **reference.kept, **defaults}:
       annotation, default = types.get(name, Any), defaults.get(name, UNBOUND)
       key = None
-      if name in one.kept or name in defaults:
+      if name in reference.kept or name in defaults:
         mark = settings.mark_of(annotation, settings.Named)
         key = mark.name if mark else name.upper()
-      value = one.kept.get(name, UNBOUND)
+      value = reference.kept.get(name, UNBOUND)
       if name in bound:
         value, key = bound[name], None
       elif dataclasses.is_dataclass(annotation) and _defaults(annotation):
         # A group of settings.
-        value, key = one.kept.get(name, Reference(annotation)), None
+        value, key = reference.kept.get(name, Reference(annotation)), None
       elif key in self.names:
         value = Name(str(key))
       if isinstance(value, Name) and value != REQUIRED:
         key = value.name
-      yield Parameter(one.target, name, annotation, default, value, key)
+      yield Parameter(reference.target, name, annotation, default, value, key)
 
   def all_parameters(self) -> list[Parameter]:
     """Returns the parameters of the root and of all objects it refers to."""
     seen: list[Reference] = []
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
 
-    def visit(one: Reference) -> None:
-      if one not in seen:
-        seen.append(one)
-        for of in self.parameters_of(one):
-          found.append(of)
-          self.resolved(of.value, visit, one.scope)
+    def visit(reference: Reference) -> None:
+      if reference not in seen:
+        seen.append(reference)
+        for parameter in self.parameters_of(reference):
+          parameters.append(parameter)
+          self.resolved(parameter.value, visit, reference.scope)
 
     self.resolved([self.root, *map(Name, self.names)], visit)
     for scope, target in self.parameters:
       if target not in [one.target for one in seen]:
         visit(Reference(target, scope))
-    return found
+    return parameters
 
   def used_names(self) -> dict[str, bool]:
     """Returns the names in use, and whether each must be bound."""
@@ -271,9 +273,9 @@ def meaning(target: Target, name: str) -> str:
     r"(.*?)(?=\n  \w|\n\S|\n\n|\Z)",
     re.MULTILINE | re.DOTALL,
   )
-  for one in _with_bases(target):
-    if found := described.search(inspect.cleandoc(one.__doc__ or "")):
-      return " ".join(found.group(1).split()).partition(". ")[0].rstrip(".")
+  for documented in _with_bases(target):
+    if match := described.search(inspect.cleandoc(documented.__doc__ or "")):
+      return " ".join(match.group(1).split()).partition(". ")[0].rstrip(".")
   return ""
 
 

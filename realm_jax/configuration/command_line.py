@@ -126,16 +126,16 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
     elif Sequence in map(typing.get_origin, kinds):
       flags.DEFINE_list(name, None, text)
     else:
-      found = [define for kind, define in _OF_TYPES.items() if kind in kinds]
-      define = found[0] if found else flags.DEFINE_string
+      defines = [one for kind, one in _OF_TYPES.items() if kind in kinds]
+      define = defines[0] if defines else flags.DEFINE_string
       is_required = default is inspect.Parameter.empty
       define(name, None, text, required=is_required)
 
 
 def given_flags(*parameters: str) -> dict[str, Any]:
   """Returns the values of these flags, if they are on the command line."""
-  found = {name: flags.FLAGS[name] for name in parameters}
-  return {name: flag.value for name, flag in found.items() if flag.present}
+  values = {name: flags.FLAGS[name] for name in parameters}
+  return {name: flag.value for name, flag in values.items() if flag.present}
 
 
 def expand_gin_flags(argv: Sequence[str]) -> list[str]:
@@ -174,7 +174,7 @@ def configured(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
       "the configuration as --gin_file"
     )
-  found = parsed(
+  bindings = parsed(
     function,
     _GIN_FILES.value,
     _GIN_BINDINGS.value,
@@ -187,9 +187,9 @@ def configured(
     checks=not shows_names,
   )
   if shows_names:
-    print(found.table())
+    print(bindings.table())
     sys.exit(0)
-  return found.configured(found.root)
+  return bindings.configured(bindings.root)
 
 
 def run(
@@ -362,12 +362,12 @@ def _without_output(error: BaseException) -> RealmError | None:
 def _without_extra(error: BaseException) -> RealmError | None:
   """Explains a missing library of an extra, with advice."""
   # Errors of gin's imports keep only the text.
-  found = re.search(r"No module named '(\w+)", str(error))
-  if found is None or found[1] not in _EXTRAS:
+  match = re.search(r"No module named '(\w+)", str(error))
+  if match is None or match[1] not in _EXTRAS:
     return None
   return RealmError(
-    f"this needs the library {found[1]}, which is not installed; pip install "
-    f"'realm_jax[{_EXTRAS[found[1]]}]'"
+    f"this needs the library {match[1]}, which is not installed; pip install "
+    f"'realm_jax[{_EXTRAS[match[1]]}]'"
   )
 
 

@@ -105,9 +105,9 @@ def _known() -> dict[str, str]:
 
 def _dataclass_of(module: str, name: str) -> type | None:
   """Returns the dataclass with this name in an imported module."""
-  found: Any = getattr(sys.modules[module], name, None)
-  is_own = isinstance(found, type) and found.__module__ == module
-  return found if is_own and dataclasses.is_dataclass(found) else None
+  value: Any = getattr(sys.modules[module], name, None)
+  is_own = isinstance(value, type) and value.__module__ == module
+  return value if is_own and dataclasses.is_dataclass(value) else None
 
 
 def _kind_of(cls: type) -> str:
@@ -127,8 +127,8 @@ def _class_of(kind: str, modules: Collection[str]) -> type:
   if kind in _known():
     return pkgutil.resolve_name(_known()[kind])
   module, separator, name = kind.partition(":")
-  if module in modules and (found := _dataclass_of(module, name)):
-    return found
+  if module in modules and (cls := _dataclass_of(module, name)):
+    return cls
   advice = f"want one of {', '.join(_known())}, or a dataclass of your own"
   if separator and module not in modules:
     advice = "nothing is imported because a MODEL_DIR names it; give "
@@ -172,8 +172,8 @@ def _decoded(value: Any, modules: Collection[str]) -> Any:
     return {name: _decoded(one, modules) for name, one in value.items()}
   if not (isinstance(value["kind"], str) and isinstance(value["fields"], dict)):
     raise ConfigurationError(f"{value!r:.80} is no object that a run keeps")
-  found, fields = _class_of(value["kind"], modules), value["fields"]
-  if unknown := fields.keys() - inspect.signature(found).parameters:
+  cls, fields = _class_of(value["kind"], modules), value["fields"]
+  if unknown := fields.keys() - inspect.signature(cls).parameters:
     raise ConfigurationError(
       f"the kind {value['kind']!r} has no field {', '.join(sorted(unknown))}; "
       "a newer realm_jax may have made the run"
@@ -182,7 +182,7 @@ def _decoded(value: Any, modules: Collection[str]) -> Any:
     name: _task_modules(name, _decoded(one, modules), modules)
     for name, one in fields.items()
   }
-  return Reference(found, kept=kept)
+  return Reference(cls, kept=kept)
 
 
 def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
@@ -277,10 +277,10 @@ class Kept:
       if len(text) > _MAX_BYTES:
         raise ConfigurationError(f"it has more than {_MAX_BYTES} bytes")
       values = json.loads(text)
-      found = values.pop("version", None) if isinstance(values, dict) else None
-      if found != VERSION:
+      number = values.pop("version", None) if isinstance(values, dict) else None
+      if number != VERSION:
         raise ConfigurationError(
-          f"it has version {found!r}, and this program reads {VERSION}; use "
+          f"it has version {number!r}, and this program reads {VERSION}; use "
           "the realm_jax that made the run, or start a new run with it as "
           "INITIAL_CHECKPOINT"
         )

@@ -108,11 +108,11 @@ class _Reader(config_parser.ParserDelegate):
         # Without it, gin knows only decorated classes, and there are none here.
         self._imports["gin"] = importlib.import_module("gin.config")
       case config_parser.ImportStatement(module=module):
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
         self._bindings.modules.add(module)
         if not (statement.is_from or statement.alias):
-          found = importlib.import_module(statement.bound_name())
-        self._imports[statement.bound_name()] = found
+          imported = importlib.import_module(statement.bound_name())
+        self._imports[statement.bound_name()] = imported
       case config_parser.IncludeStatement(filename=filename):
         _read(self._bindings, [filename])
       case config_parser.BindingStatement(arg_name="", value=value):
@@ -145,9 +145,9 @@ class _Reader(config_parser.ParserDelegate):
 
 def _located(path: str) -> epath.Path:
   """Returns the path of a gin file: as given, or among the recipes."""
-  own = epath.Path(path)
-  if own.is_absolute() or own.is_file():
-    return own
+  location = epath.Path(path)
+  if location.is_absolute() or location.is_file():
+    return location
   if path.startswith("gin/") and _INSTALLED_RECIPES.is_dir():
     return epath.Path(_INSTALLED_RECIPES / path.removeprefix("gin/"))
   return epath.Path(_PROJECT_DIR / path)
@@ -198,9 +198,9 @@ def parsed(
       run = _kept_by_run(model_dir, sources, waits)
     # Without a run, sources stand for the recipe as well.
     if model_dir is not None or not sources:
-      own = _read(Bindings(modules), sources)
-      merged.modules |= own.modules
-      _read(merged, _recipe_of(run, recipe, own))
+      users = _read(Bindings(modules), sources)
+      merged.modules |= users.modules
+      _read(merged, _recipe_of(run, recipe, users))
     if run is not None:
       run.bind(merged, is_whole=recipe is None)
     _read(merged, sources)
@@ -269,8 +269,8 @@ def _kept_by_run(
       folder if is_remote(folder) else folder.absolute(),
     )
     time.sleep(_POLL_SECONDS)
-  if (found := Kept.find(folder)) or (sources and (waits or folder.exists())):
-    return found
+  if (kept := Kept.find(folder)) or (sources and (waits or folder.exists())):
+    return kept
   problem = "does not exist; give the directory of a run"
   if folder.exists():
     problem = f"has no {FILE}; give the directory of a run, or wait until its "
@@ -279,16 +279,16 @@ def _kept_by_run(
 
 
 def _recipe_of(
-  run: Kept | None, recipe: Recipe | None, own: Bindings
+  run: Kept | None, recipe: Recipe | None, users: Bindings
 ) -> Sequence[str]:
-  """Returns the recipe to read before the user's `own` bindings, if any."""
+  """Returns the recipe to read before the bindings of `users`, if any."""
   if recipe is None or isinstance(recipe, str):
     return [recipe] if recipe else []
-  if "EVALUATION" in own.names:
+  if "EVALUATION" in users.names:
     return []
-  for one in recipe:
-    if run is not None and run.evaluation == one:
-      return [one]
+  for candidate in recipe:
+    if run is not None and run.evaluation == candidate:
+      return [candidate]
   raise ConfigurationError(
     "no recipe evaluates the stage of the run; choose one: "
     + ", ".join(f"--gin_file={file}" for file in recipe)
@@ -351,18 +351,18 @@ def _require_types(bindings: Bindings) -> None:
     value = bindings.resolved(use.value, lambda _: settings.UNKNOWN)
     if value is UNBOUND or settings.accepts(use.annotation, value):
       continue
-    wanted = settings.describe(use.annotation)
+    kind = settings.describe(use.annotation)
     if any(
       inspect.isclass(part) and part.__module__.startswith("realm_jax.")
       for part in settings.parts(use.annotation)
     ):
-      wanted += f", such as one of {', '.join(_objects(bindings))}"
+      kind += f", such as one of {', '.join(_objects(bindings))}"
     name, bound = use.key, use.value
     while isinstance(bound, Name):
       name, bound = bound.name, bindings.names[bound.name]
-    said = f"{use.where}={value!r}: want {wanted}"
+    said = f"{use.where}={value!r}: want {kind}"
     if name is not None:
-      said = f"{name}={value!r}: {use.where} wants {wanted}; pass "
+      said = f"{name}={value!r}: {use.where} wants {kind}; pass "
       said += f"--gin.{name}=VALUE"
     raise ConfigurationError(said)
 

@@ -30,7 +30,7 @@ from realm_jax.corpus.writing import Blocks, write_shard
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
-from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
+from realm_jax.text.salient_spans import Tagger, tag_many
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.vocabulary import BertVocabulary
 
@@ -145,7 +145,7 @@ class BlockBuilder:
     )
 
   def _build(self, texts: _Texts, summary: BuildSummary) -> Blocks:
-    found: list[Sequence[tuple[int, int]]] = []
+    range_lists: list[Sequence[tuple[int, int]]] = []
     sizes = (np.diff(texts.byte_starts) - 1).tolist()
     for document, size in zip(texts.documents, sizes, strict=True):
       if document.sentences is not None:
@@ -153,10 +153,10 @@ class BlockBuilder:
       else:
         language = document.language or self.language
         ranges = sentence_ranges(document.text, language)
-      found.append(ranges or [(0, size)])
+      range_lists.append(ranges or [(0, size)])
     # First sentence of each document, and the byte ranges of all sentences.
-    sentence_starts = _offsets([len(ranges) for ranges in found])
-    flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
+    sentence_starts = _offsets([*map(len, range_lists)])
+    flat = np.array([*itertools.chain(*range_lists)], np.int64).reshape(-1, 2)
     shift = np.repeat(texts.byte_starts[:-1], np.diff(sentence_starts))
     aligned = splitting.align_sentences(
       flat + shift[:, np.newaxis],
@@ -196,19 +196,19 @@ class BlockBuilder:
 
     The tagger finds them in documents whose input has none.
     """
-    found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
+    span_lists = [document.spans or () for document in texts.documents]
     untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
     if self.tagger is not None:
-      own = [texts.documents[i] for i in untagged]
+      documents = [texts.documents[i] for i in untagged]
       tagged = tag_many(
-        self.tagger, [d.text for d in own], [d.title for d in own]
+        self.tagger, [d.text for d in documents], [d.title for d in documents]
       )
       for i, spans in zip(untagged, tagged, strict=True):
-        found[i] = spans
-    ordered = [span for spans in found for span in sorted(spans)]
+        span_lists[i] = spans
+    ordered = [span for spans in span_lists for span in sorted(spans)]
     kinds = [kind for *_, kind in ordered]
     byte_ranges = np.array([span[:2] for span in ordered], np.int64)
-    shift = np.repeat(texts.byte_starts[:-1], [len(spans) for spans in found])
+    shift = np.repeat(texts.byte_starts[:-1], [*map(len, span_lists)])
     ranges, kept = splitting.token_spans(
       byte_ranges.reshape(-1, 2) + shift[:, np.newaxis],
       texts.token_bytes,

@@ -14,7 +14,7 @@ import functools
 import importlib.util
 import io
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,12 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.block_builder import BlockBuilder, build_piece
+from realm_jax.corpus.block_builder import BlockBuilder, Built, build_piece
 from realm_jax.corpus.documents import RowReader
-from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.linker import Linker, LinkSource, find_mentions
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.corpus.sources import DocumentSource, Input, named
+from realm_jax.corpus.sources import DocumentSource, Input, Piece, named
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.views import LEARNED_BYTES, parse_views, write_models
 from realm_jax.corpus.workers import map_in_processes
@@ -161,56 +160,48 @@ def build_corpus(
     raise CorpusError(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
-  _require_valid(vocab, block_length, workers, runner, pipeline_options)
-  if links not in typing.get_args(LinkSource):
-    raise CorpusError(f"--links={links}; give given, mentions or none")
-  if runner is not None and link_table is not None:
-    raise CorpusError(
-      "--link_table is read into the memory of this machine, and --runner uses "
-      "others; give --workers instead"
-    )
+  _require_valid(
+    vocab=vocab,
+    block_length=block_length,
+    links=links,
+    link_table=link_table,
+    workers=workers,
+    runner=runner,
+    pipeline_options=pipeline_options,
+  )
   require_language(language)
   output_dir = epath.Path(output_dir)
-  tables = [link_table] if link_table else []
-  require_readable(*named(inputs), *tables, vocab, output_dir)
+  require_readable(*named(inputs), link_table, vocab, output_dir)
   parsed_views = parse_views(view)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  trains = vocab.startswith(_TRAIN)
-  words = None if trains else read_vocabulary(vocab, cased=cased)
+  words = None
+  if not vocab.startswith(_TRAIN):
+    words = read_vocabulary(vocab, cased=cased)
   reader = RowReader(
     fields=fields,
     drop_titles=drop_titles,
     unescape_html=unescape_html,
     reads_links=links != "none",
   )
-  table = LinkTable(link_table) if link_table else None
   source = DocumentSource(
-    inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+    inputs, reader, skip_bad_lines=skip_bad_lines, link_table=link_table
   )
   summary = source.summary
   if words is None:
-    # Imported late, because it imports TensorFlow (the extra `train`).
-    from realm_jax.text.vocabulary_training import train_vocabulary
-
-    cased = language in WITHOUT_CAPITALS if cased is None else cased
     size = int(vocab.removeprefix(_TRAIN))
-    logging.info("Training a vocabulary of at most %s pieces", size)
-    texts = _texts(source, _VOCABULARY_BYTES)
-    pieces = train_vocabulary(texts, size, cased=cased)
-    words = WordpieceVocabulary(pieces, Normalization.of(cased=cased))
+    cased = language in WITHOUT_CAPITALS if cased is None else cased
+    words = _learned_vocabulary(source, size, cased=cased)
   views = {n: v(_texts(source, LEARNED_BYTES)) for n, v in parsed_views.items()}
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
-  # Resolved, because a relative path such as ".." has no name.
-  name = name or Path(output_dir).resolve().name
-  share = source.num_bytes // _NUM_SHARDS
-  piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   mentions = None
   if links == "mentions":
     titles = (document.title for document in source.documents())
     texts = (document.text for document in source.documents(stride))
     mentions = find_mentions(titles, texts)
+  # Resolved, because a relative path such as ".." has no name.
+  name = name or Path(output_dir).resolve().name
   blocks = BlockBuilder(
     vocabulary=words,
     corpus_name=name,
@@ -225,22 +216,17 @@ def build_corpus(
       # Other machines also write to it. It is no corpus without corpus.json.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    build = functools.partial(build_piece, blocks, views, str(directory))
-    if runner is None:
-      built = map_in_processes(build, source.pieces(piece_bytes), workers)
-    else:
-      # Imported late: Beam is an extra.
-      from realm_jax.corpus import beam
-
-      options = [f"--runner={runner}", *pipeline_options]
-      built = beam.map_pieces(build, source, piece_bytes, directory, options)
-    shards: list[ShardRecord] = []
-    progress = Progress("documents", total=source.num_rows)
-    with contextlib.closing(built), progress:
-      for record, counts in built:
-        shards += [record] if record else []
-        summary.merge(counts)
-        progress.advance(counts["documents"])
+    share = source.num_bytes // _NUM_SHARDS
+    usual_bytes = min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
+    shards = _build_shards(
+      functools.partial(build_piece, blocks, views, str(directory)),
+      source,
+      directory,
+      shard_bytes=shard_bytes or usual_bytes,
+      workers=workers,
+      runner=runner,
+      pipeline_options=pipeline_options,
+    )
     if not shards:
       skipped = dict(summary.skipped) or "nothing, there are no lines"
       places = ", ".join(named(inputs)) or "the texts"
@@ -266,14 +252,27 @@ def build_corpus(
 
 
 def _require_valid(
+  *,
   vocab: str,
   block_length: int,
+  links: str,
+  link_table: str | None,
   workers: int,
   runner: str | None,
   pipeline_options: Sequence[str],
 ) -> None:
+  """Raises a `CorpusError` for arguments that no build can have."""
   trains, size = vocab.startswith(_TRAIN), vocab.removeprefix(_TRAIN)
   for is_met, message in (
+    (
+      links in typing.get_args(LinkSource),
+      f"--links={links}; give given, mentions or none",
+    ),
+    (
+      runner is None or link_table is None,
+      "--link_table is read into the memory of this machine, and --runner uses "
+      "others; give --workers instead",
+    ),
     (
       block_length >= MIN_BLOCK_LENGTH,
       f"block_length={block_length} is too short for a title and a body; give "
@@ -325,6 +324,48 @@ def tagger_of(
   return count_phrases(sample, tagger.language)
 
 
+def _learned_vocabulary(
+  source: DocumentSource, size: int, *, cased: bool
+) -> WordpieceVocabulary:
+  """Learns at most `size` wordpieces from the texts, or from a sample."""
+  # Imported late, because it imports TensorFlow (the extra `train`).
+  from realm_jax.text.vocabulary_training import train_vocabulary
+
+  logging.info("Training a vocabulary of at most %s pieces", size)
+  texts = _texts(source, _VOCABULARY_BYTES)
+  pieces = train_vocabulary(texts, size, cased=cased)
+  return WordpieceVocabulary(pieces, Normalization.of(cased=cased))
+
+
+def _build_shards(
+  build: Callable[[Piece], Built],
+  source: DocumentSource,
+  directory: epath.Path,
+  *,
+  shard_bytes: int,
+  workers: int,
+  runner: str | None,
+  pipeline_options: Sequence[str],
+) -> list[ShardRecord]:
+  """Builds a shard of each piece of a source, and adds up their counts."""
+  if runner is None:
+    built = map_in_processes(build, source.pieces(shard_bytes), workers)
+  else:
+    # Imported late: Beam is an extra.
+    from realm_jax.corpus import beam
+
+    options = [f"--runner={runner}", *pipeline_options]
+    built = beam.map_pieces(build, source, shard_bytes, directory, options)
+  shards: list[ShardRecord] = []
+  progress = Progress("documents", total=source.num_rows)
+  with contextlib.closing(built), progress:
+    for record, counts in built:
+      shards += [record] if record else []
+      source.summary.merge(counts)
+      progress.advance(counts["documents"])
+  return shards
+
+
 def _find_duplicates(
   directory: epath.Path,
   staging: Path,
@@ -354,12 +395,12 @@ def _find_duplicates(
   summary.skipped["blocks that equal an earlier one"] += num_duplicates
   summary.blocks -= num_duplicates
   parts = np.split(is_duplicate, limits[:-1])
-  for shard, found in zip(shards, parts, strict=True):
-    if found.any():
+  for shard, is_removed in zip(shards, parts, strict=True):
+    if is_removed.any():
       shard["removed"] = write_removed(
         staging,
         shard["name"],
-        found,
+        is_removed,
         prefix="duplicates",
         array=functools.partial(load, shard["name"]),
       )

@@ -24,6 +24,7 @@ import numpy as np
 
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
+from realm_jax.settings import accepts
 from realm_jax.storage.json_files import read_object, require_unicode
 from realm_jax.text.languages import require_language, words_longer_than
 
@@ -214,10 +215,10 @@ class RowReader:
         sentences=_ranges(row["sentences"]),
         spans=[(*span, kind.decode()) for span, kind in spans],
       )
-    given = fields.get("links") if self.reads_links else None
-    if given is not None and not isinstance(given, list):
-      raise InputError(f"'links' is {given!r} and no list; {_WANTED_LINK}")
-    links = [_link(entry, len(text)) for entry in given or ()]
+    entries = fields.get("links") if self.reads_links else None
+    if entries is not None and not isinstance(entries, list):
+      raise InputError(f"'links' is {entries!r} and no list; {_WANTED_LINK}")
+    links = [_link(entry, len(text)) for entry in entries or ()]
     if self.unescape_html:
       try:
         links = [link.unescaped(text) for link in links]
@@ -269,7 +270,7 @@ def _with_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_anchors(fields: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns fields with the text and the links of sentences with anchors."""
   sentences, text, links, before = fields["text_with_links"], "", [], 0
-  if not all(isinstance(one, str) for one in sentences):
+  if not accepts(list[str], sentences):
     raise InputError("'text_with_links' has others than sentences")
   marked = "".join(sentences)
   for anchor in _ANCHOR.finditer(marked):
@@ -286,8 +287,8 @@ def _link(entry: Any, length: int) -> Link:
   fields = {"title": entry} if isinstance(entry, str) else entry
   if isinstance(fields, dict):
     known = (name for name in Link._fields if fields.get(name) is not None)
-    given: Any = {"title": "", **{name: fields[name] for name in known}}
-    title, relation, start, limit = link = Link(**given)
+    values: Any = {"title": "", **{name: fields[name] for name in known}}
+    title, relation, start, limit = link = Link(**values)
     if (
       isinstance(title, str)
       and isinstance(relation, str)

@@ -16,7 +16,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -25,6 +25,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus.shard import Shard
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
+from realm_jax.settings import accepts
 
 # A filter, as in JSON.
 Where: TypeAlias = Mapping[str, Any]
@@ -36,6 +37,11 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
   "lt": operator.lt,
   "lte": operator.le,
 }
+
+# What a filter may say of a field.
+_Value: TypeAlias = str | int | float | bool
+_Bounds: TypeAlias = dict[Literal["gt", "gte", "lt", "lte"], str | int | float]
+_Condition: TypeAlias = _Value | list[_Value] | _Bounds
 
 
 def allowed_rows(corpus: Corpus, where: Where) -> Bool[np.ndarray, " N"]:
@@ -69,15 +75,11 @@ def _check(where: Where, corpus: Corpus) -> None:
       f"{corpus.source} keeps no field {sorted(unknown)}; it has "
       f"{', '.join(known)}: build it with --fields={','.join(sorted(unknown))}"
     )
-  for name, wanted in where.items():
-    if not isinstance(wanted, dict):
-      continue
-    if not wanted.keys() <= _BOUNDS.keys() or not all(
-      isinstance(bound, str | int | float) for bound in wanted.values()
-    ):
+  for name, condition in where.items():
+    if not (accepts(_Condition, condition) and condition != {}):
       raise RealmError(
-        f"the filter of {name!r} is {wanted}; want {', '.join(_BOUNDS)}, each "
-        "with a text or a number"
+        f"the filter of {name!r} is {condition}; want {', '.join(_BOUNDS)}, "
+        "each with a text or a number, or else a value, or a list of values"
       )
 
 
@@ -96,26 +98,26 @@ def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
   for number in np.flatnonzero(allowed).tolist() if kept else ():
     fields = shard.fields(number)
     allowed[number] = all(
-      _fits(fields.get(name), wanted) for name, wanted in kept.items()
+      _fits(fields.get(name), condition) for name, condition in kept.items()
     )
   return np.repeat(allowed, np.diff(shard.array("document_starts")))
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits(value: Any, condition: Any) -> bool:
   """Returns whether a field matches a filter."""
   if isinstance(value, list):
-    return any(_fits(one, wanted) for one in value)
-  if isinstance(wanted, list):
-    return any(_fits(value, one) for one in wanted)
-  if not isinstance(wanted, dict):
+    return any(_fits(one, condition) for one in value)
+  if isinstance(condition, list):
+    return any(_fits(value, one) for one in condition)
+  if not isinstance(condition, dict):
     # JSON's `true` is not the number 1.
-    return isinstance(value, bool) == isinstance(wanted, bool) and (
-      value == wanted
+    return isinstance(value, bool) == isinstance(condition, bool) and (
+      value == condition
     )
   # Texts and numbers are not compared with each other.
   return all(
     isinstance(bound, str) == isinstance(value, str)
     and value is not None
     and _BOUNDS[name](value, bound)
-    for name, bound in wanted.items()
+    for name, bound in condition.items()
   )

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Bool, Int, Int32
 
 from realm_jax.corpus.links import Edges
 from realm_jax.corpus.store import NULL_ROW, Corpus
@@ -14,24 +14,32 @@ _SAME_DOCUMENT, _PLAIN_LINK = 1, 2
 
 
 def expanded(
-  corpus: Corpus, seeds: Int[np.ndarray, "b s"], size: int
+  corpus: Corpus,
+  seeds: Int[np.ndarray, "b s"],
+  size: int,
+  *,
+  allowed: Bool[np.ndarray, " n"] | None = None,
 ) -> Int32[np.ndarray, "b {size}"]:
   """Returns the blocks of a graph for each query: seeds, and their neighbors.
 
   The seeds come first. Then, in turn, each seed adds one of its neighbors:
-  first the blocks that it links to, and then the others of its document. The
-  result is padded to `size` with `NULL_ROW`.
+  first the blocks that it links to, and then the others of its document. Blocks
+  that are not `allowed` are left out. The result is padded to `size` with
+  `NULL_ROW`.
   """
   rows = np.full((len(seeds), size), NULL_ROW, np.int32)
   flat = seeds.reshape(-1)
   linked, others = map(_targets, (corpus.edges(flat), corpus.siblings(flat)))
   neighbours = map(itertools.chain, linked, others)
-  for own, of_query in zip(rows, seeds.tolist(), strict=True):
+  for graph, of_query in zip(rows, seeds.tolist(), strict=True):
     queues = itertools.islice(neighbours, len(of_query))
     turns = itertools.chain(*itertools.zip_longest(*queues))
     blocks = dict.fromkeys(itertools.chain(of_query, turns))
-    kept = [row for row in blocks if row not in (None, NULL_ROW)][:size]
-    own[: len(kept)] = kept
+    kept = [row for row in blocks if row not in (None, NULL_ROW)]
+    if allowed is not None:
+      kept = [row for row in kept if allowed[row]]
+    kept = kept[:size]
+    graph[: len(kept)] = kept
   return rows
 
 

@@ -57,6 +57,6 @@ class LinkTable:
     page = self._numbers.get(normalized_title(document.title))
     if page is None:
       return document
-    own = self._targets[slice(*self._offsets[page : page + 2])]
-    links = [Link(self._titles[number]) for number in own.tolist()]
+    targets = self._targets[slice(*self._offsets[page : page + 2])]
+    links = [Link(self._titles[number]) for number in targets.tolist()]
     return document._replace(table_links=links)

@@ -16,6 +16,8 @@ from realm_jax.text.normalization import byte_positions
 
 # Source of a corpus's links.
 LinkSource: TypeAlias = Literal["given", "mentions", "none"]
+# Key of titles of white space and underscores, to which no link leads.
+_NO_TITLE = title_key("")
 # Key and number of the document, and fields of the link.
 _Found: TypeAlias = tuple[int, int, str, str, int, int]
 
@@ -51,14 +53,18 @@ class Linker:
     between any two. A link belongs to the block in which it begins. A link
     without a position belongs to the first block of its document.
     """
-    title_keys = _array(title_key(document.title) for document in documents)
+    title_keys = np.fromiter(
+      (title_key(document.title) for document in documents), np.int64
+    )
     links = [
       (title_key(link.title), number, *_located(link, document.text))
       for number, document in enumerate(documents)
       for link in (*document.links, *document.table_links)
     ]
     links += self._mentioned(documents)
-    links = [link for link in links if link[0] != title_keys[link[1]]]
+    links = [
+      link for link in links if link[0] not in (title_keys[link[1]], _NO_TITLE)
+    ]
     relations = np.array([link[3] for link in links], object)
     columns = [(*link[:2], *link[4:]) for link in links]
     keys, owners, *places = np.array(columns, np.int64).reshape(-1, 4).T
@@ -100,8 +106,9 @@ class Linker:
       if not (document.links or document.table_links)
     ]
     if self.mentions is not None and plain:
-      found = self.mentions.find([documents[number].text for number in plain])
-      for text, key, (start, limit) in zip(*map(list, found), strict=True):
+      texts = [documents[number].text for number in plain]
+      mentions = self.mentions.find(texts)
+      for text, key, (start, limit) in zip(*map(list, mentions), strict=True):
         yield int(key), plain[text], "", "", int(start), int(limit)
 
 
@@ -109,7 +116,7 @@ def _located(link: Link, text: str) -> Link:
   """Places a link where its title first occurs in a text, as whole words."""
   title = link.title.strip()
   # Tries both cases of the first letter.
-  either = (title, title[0].swapcase() + title[1:])
+  either = (title, title[:1].swapcase() + title[1:])
   starts = [_first_place(text, one) for one in either if link.start < 0]
   start = min((start for start in starts if start >= 0), default=-1)
   if start < 0:
@@ -131,7 +138,3 @@ def _joins(text: str, place: int) -> bool:
   around = text[place - 1 : place + 1] if place else ""
   is_word = len(around) == 2 and around.isalnum()
   return is_word and not UNSPACED_CHARACTER.search(around)
-
-
-def _array(values: Iterable[int]) -> Int[np.ndarray, " n"]:
-  return np.fromiter(values, np.int64)

@@ -76,13 +76,13 @@ class Graph:
     for shard, first in self._first_rows.items():
       starts, limits = shard.row_starts[:-1], shard.row_starts[1:]
       if shard in self._relations:
-        own = shard.array("title_keys")
+        shard_keys = shard.array("title_keys")
       else:
-        own = np.fromiter(map(title_key, shard.titles()), np.int64)
-      keys.append(own[starts < limits])
+        shard_keys = np.fromiter(map(title_key, shard.titles()), np.int64)
+      keys.append(shard_keys[starts < limits])
       rows.append(first + starts[starts < limits])
-    found, firsts = np.unique(np.concatenate(keys), return_index=True)
-    return found, np.concatenate(rows)[firsts].astype(np.int32)
+    unique_keys, firsts = np.unique(np.concatenate(keys), return_index=True)
+    return unique_keys, np.concatenate(rows)[firsts].astype(np.int32)
 
   def edges(self, rows: Int[np.ndarray, " n"]) -> Edges:
     """Returns the links of blocks, in the order of the text.
@@ -96,15 +96,16 @@ class Graph:
         continue
       offsets = shard.array("links_offsets")
       counts = offsets[positions + 1] - offsets[positions]
-      at = ragged_indices(offsets[positions], counts)
+      links = ragged_indices(offsets[positions], counts)
       # Looking up sorted keys takes a tenth of the time.
-      keys, numbers = np.unique(shard.array("links")[at], return_inverse=True)
+      keys = shard.array("links")[links]
+      keys, numbers = np.unique(keys, return_inverse=True)
       places, is_known = find_sorted(keys, self.titles[0])
       is_there = is_known[numbers]
       owners.append(np.repeat(indices, counts)[is_there])
       targets.append(self.titles[1][places[numbers[is_there]]])
-      own = shard.array("link_relations")[at[is_there]]
-      relations.append(self._relations[shard][own])
+      relation_numbers = shard.array("link_relations")[links[is_there]]
+      relations.append(self._relations[shard][relation_numbers])
     order = np.argsort(np.concatenate(owners), kind="stable")
     counts = np.bincount(np.concatenate(owners), minlength=len(rows))
     return Edges(

@@ -105,7 +105,7 @@ def read(
     CorpusError: There is no corpus, it has no such version, or the manifest
       is damaged or has another format.
   """
-  newest = found = _parse(directory / MANIFEST_NAME)
+  newest = manifest = _parse(directory / MANIFEST_NAME)
   if newest is None:
     raise CorpusError(
       f"no corpus in {directory}: it has no {MANIFEST_NAME}; build one with "
@@ -113,9 +113,9 @@ def read(
       "--corpus_dir if it is elsewhere"
     )
   if version is not None and version != newest["corpus_version"]:
-    found = _parse(directory / manifest_path(version))
-  if found is not None and fingerprint in (None, found["fingerprint"]):
-    return found
+    manifest = _parse(directory / manifest_path(version))
+  if manifest is not None and fingerprint in (None, manifest["fingerprint"]):
+    return manifest
   known = [*earlier_versions(directory), newest["corpus_version"]]
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
   raise CorpusError(
@@ -170,7 +170,7 @@ def _parse(path: epath.Path) -> Manifest | None:
       files_of(manifest)
   except (FileNotFoundError, NotADirectoryError):
     return None
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version != FORMAT_VERSION:
     raise CorpusError(

@@ -67,7 +67,7 @@ class DocumentSource:
   (in total), `title_keys` (sorted) and `has_links` are known. `summary` counts
   rows with dropped titles and, if bad lines are skipped, rows that are
   malformed or repeat an id. Equal records of a data set without ids become
-  separate documents. With a `link_table`, its links are added to the documents.
+  separate documents. The links of the file `link_table` are added to documents.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -80,9 +80,10 @@ class DocumentSource:
     reader: RowReader,
     *,
     skip_bad_lines: bool = False,
-    link_table: LinkTable | None = None,
+    link_table: epath.PathLike | None = None,
   ):
-    self.reader, self._link_table = reader, link_table
+    self.reader = reader
+    self._link_table = LinkTable(link_table) if link_table else None
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
     self._files = _open(inputs, reader.fields, self.summary.skipped)
@@ -139,8 +140,8 @@ class DocumentSource:
     is_again = (ordered[1:] == ordered[:-1]) & (ordered[1:] != _NO_KEY)
     again = np.flatnonzero(is_again) + 1
     firsts = np.searchsorted(ordered, ordered[again])
-    found = np.stack([order[again], order[firsts], again - firsts], axis=1)
-    for index, first, number in sorted(found.tolist()):
+    repeats = np.stack([order[again], order[firsts], again - firsts], axis=1)
+    for index, first, number in sorted(repeats.tolist()):
       place = self._place(index)
       reader = self._files[place.rpartition(":")[0]]
       if getattr(reader, "func", None) is tables.read_contexts:
@@ -159,8 +160,8 @@ class DocumentSource:
       )
 
   def _place(self, index: int) -> str:
-    at = bisect.bisect(self._starts, index, key=lambda start: start[0]) - 1
-    start, file, number = self._starts[at]
+    before = bisect.bisect(self._starts, index, key=lambda start: start[0]) - 1
+    start, file, number = self._starts[before]
     return f"{file}:{number + index - start}"
 
   def refuse(self, message: str, reason: str) -> None:
@@ -214,13 +215,13 @@ def _size(row: Row) -> int:
 
 def named(inputs: Sequence[Input]) -> list[str]:
   """Returns the inputs that name files, and are no texts themselves."""
-  for one in inputs:
-    if not isinstance(one, (str, Mapping)):
+  for source in inputs:
+    if not isinstance(source, (str, Mapping)):
       raise InputError(
-        f"{one!r} is no input; give files as strings, or texts as "
+        f"{source!r} is no input; give files as strings, or texts as "
         '{"title": …, "text": …}'
       )
-  return [one for one in inputs if isinstance(one, str)]
+  return [source for source in inputs if isinstance(source, str)]
 
 
 def _open(
@@ -233,7 +234,7 @@ def _open(
   for pattern in names:
     if not pattern.startswith(_SEQIO):
       files |= _matches(pattern, skipped)
-  found: dict[str, _Reader] = {
+  readers: dict[str, _Reader] = {
     name: _reader(name, folder, fields)
     for name, folder in sorted(files.items())
   }
@@ -243,10 +244,12 @@ def _open(
       from realm_jax.inputs import seqio_rows
 
       for number, shard in enumerate(seqio_rows.shards(source)):
-        found[f"{source} shard {number}"] = functools.partial(_numbered, shard)
+        readers[f"{source} shard {number}"] = functools.partial(
+          _numbered, shard
+        )
   if rows := [Fields(one) for one in inputs if not isinstance(one, str)]:
-    found[_TEXTS] = functools.partial(_numbered, lambda: iter(rows))
-  return found
+    readers[_TEXTS] = functools.partial(_numbered, lambda: iter(rows))
+  return readers
 
 
 def _reader(name: str, folder: str, fields: Sequence[str]) -> _Reader:
@@ -279,14 +282,14 @@ def _numbered(rows: Callable[[], Iterator[Row]]) -> Iterator[tuple[int, Row]]:
 def _matches(pattern: str, skipped: Counter[str]) -> dict[str, str]:
   """Returns the files of a pattern, and the folder that each is in."""
   path = epath.Path(pattern)
-  found: Iterable[epath.Path] = [path]
+  paths: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
     # A file's name may look like a pattern.
     if not path.exists():
-      found = map(epath.Path, glob.glob(pattern, recursive=True))
+      paths = map(epath.Path, glob.glob(pattern, recursive=True))
   elif glob.has_magic(path.name):
-    found = path.parent.glob(path.name)
-  matched = [str(file) for file in found if file.is_file()]
+    paths = path.parent.glob(path.name)
+  matched = [str(file) for file in paths if file.is_file()]
   if not matched and path.is_dir():
     return dict.fromkeys(_files_in(pattern, skipped), pattern)
   if not matched:
@@ -311,13 +314,13 @@ def _files_in(folder: str, skipped: Counter[str]) -> list[str]:
     state = json.loads((path / "state.json").read_text())
     return [str(path / file["filename"]) for file in state["_data_files"]]
   kinds = {name: decompressed(name).suffix.lower() for name in names}
-  found = [name for name in names if kinds[name] in texts.ENDINGS]
+  text_files = [name for name in names if kinds[name] in texts.ENDINGS]
   others = [name for name in names if kinds[name] in (".jsonl", *_TABLES)]
-  if others or not found:
+  if others or not text_files:
     what = f"not only texts, but {others[0]}" if others else "no texts"
     raise InputError(
       f"--input={folder} is a folder, and has {what} ({' '.join(texts.ENDINGS)}"
       f"); give the files in it: --input='{path}/*.jsonl'"
     )
-  skipped["files that are no texts"] += len(names) - len(found)
-  return [str(path / name) for name in found]
+  skipped["files that are no texts"] += len(names) - len(text_files)
+  return [str(path / name) for name in text_files]

@@ -124,10 +124,10 @@ class Block:
   @functools.cached_property
   def salient_span_kinds(self) -> Int[np.ndarray, " p"]:
     """The kind of each salient span, an index of the corpus's `span_kinds`."""
-    found = self.shard.item(
+    numbers = self.shard.item(
       "salient_span_kinds", self.position, of="salient_spans"
     )
-    return self.shard.kinds[found]
+    return self.shard.kinds[numbers]
 
 
 # The null block, which stands for no evidence. It has no words, and is not in
@@ -337,6 +337,11 @@ class Corpus:
   def _id_order(self) -> Int[np.ndarray, " N"]:
     return np.argsort(self.block_ids, kind="stable").astype(np.int32)
 
+  @functools.cached_property
+  def _removed_ids(self) -> frozenset[int]:
+    ids = [shard.array("block_ids")[shard.removed] for shard in self.shards]
+    return frozenset(np.concatenate(ids).tolist())
+
   def rows_of(
     self, ids: Int[np.ndarray, "*s"] | np.int64
   ) -> Int[np.ndarray, "*s"]:
@@ -348,12 +353,14 @@ class Corpus:
 
   def document_rows(self, document_id: str) -> Int[np.ndarray, " n"]:
     """Returns the rows of a document's blocks, int32; none if it is missing."""
-    rows = list[int]()
+    rows, ordinal = list[int](), 0
     while True:
-      number = block_id(self.name, document_id, len(rows))
-      if (row := int(self.rows_of(np.int64(number)))) == NULL_ROW:
+      number = block_id(self.name, document_id, ordinal)
+      if (row := int(self.rows_of(np.int64(number)))) != NULL_ROW:
+        rows.append(row)
+      elif number not in self._removed_ids:
         return np.array(rows, np.int32)
-      rows.append(row)
+      ordinal += 1
 
   # --- One block --------------------------------------------------------
 
@@ -365,8 +372,8 @@ class Corpus:
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard = self.shards[number]
-    own = np.array([row - self._first_rows[number]])
-    return Block(row, shard, int(shard.positions(own)[0]))
+    index = np.array([row - self._first_rows[number]])
+    return Block(row, shard, int(shard.positions(index)[0]))
 
   # --- Many blocks ------------------------------------------------------
 

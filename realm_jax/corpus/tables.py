@@ -80,8 +80,8 @@ def read_records(name: str, fields: Sequence[str]) -> Iterator[tuple[int, Row]]:
         batches = table.iter_batches(_ROWS_AT_ONCE, columns=names)
       rows = (row for b in batches for row in b.select(names).to_pylist())
       for number, row in enumerate(rows, start=1):
-        found = ((key, _as_json(row[key])) for key in names)
-        yield number, Fields(pair for pair in found if pair[1] is not None)
+        values = ((key, _as_json(row[key])) for key in names)
+        yield number, Fields(pair for pair in values if pair[1] is not None)
   except (pa.ArrowException, OSError) as error:
     raise InputError(
       f"{name} cannot be read after row {number} ({error}); fetch or write it "

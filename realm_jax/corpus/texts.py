@@ -34,8 +34,8 @@ def read(name: str, folder: str) -> Iterator[tuple[int, Row]]:
   try:
     # Bytes that are not UTF-8 are rejected when the row is read.
     text = contents_of(name).decode("utf-8-sig", "surrogateescape")
-    if path.suffix.lower() in _MARKDOWN and (found := _HEADING.search(text)):
-      title = found[1] or found[2]
+    if path.suffix.lower() in _MARKDOWN and (heading := _HEADING.search(text)):
+      title = heading[1] or heading[2]
     if path.suffix.lower() in _HTML:
       page = _Page()
       page.feed(text)

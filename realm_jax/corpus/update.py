@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +34,6 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, RowReader, block_id
-from realm_jax.corpus.link_table import LinkTable
 from realm_jax.corpus.linker import Linker, find_mentions
 from realm_jax.corpus.manifest import Manifest, ShardRecord, files_of
 from realm_jax.corpus.sources import DocumentSource, Input, named
@@ -57,6 +57,10 @@ from realm_jax.text.salient_spans import Tagger
 
 # Approximate number of existing blocks in which phrases are counted.
 _SAMPLE = 10_000
+# Files that belong to versions.
+_OURS = re.compile(
+  rf"(shard-[^/]+|{manifests.REMOVED}|{manifests.VIEWS})/[^/]+"
+)
 # Key of a document whose blocks have all been removed.
 _GONE = -1
 
@@ -109,7 +113,7 @@ def update_corpus(
     >>> update_corpus([text], "news").version
     2
   """
-  require_readable(*named(inputs), *([link_table] if link_table else []))
+  require_readable(*named(inputs), link_table)
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
     summary = UpdateSummary(version=corpus.version)
@@ -125,9 +129,8 @@ def update_corpus(
       reads_links=corpus.link_source != "none",
       of_update=True,
     )
-    table = LinkTable(link_table) if link_table else None
     source = DocumentSource(
-      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=table
+      inputs, reader, skip_bad_lines=skip_bad_lines, link_table=link_table
     )
     summary.new = source.summary
 
@@ -185,16 +188,18 @@ def add_views(
   Updates keep the views. Raises the errors of `update_corpus`, and a
   `VocabularyError` if a model cannot be used.
   """
+  if workers < 1:
+    raise CorpusError(f"workers={workers}; give 1 or more")
   directory = epath.Path(output_dir)
   with _changing(directory) as (staging, before, corpus):
-    made = parse_views(view, known=corpus.views)
+    makers = parse_views(view, known=corpus.views)
     first = before["shards"][0]["name"]
     paths = [corpus.local(f"{first}/{name}.npy") for name in TEXTS]
     stride = sum(len(s.array("bodies")) for s in corpus.shards) // LEARNED_BYTES
     rows = range(0, corpus.num_blocks, stride + 1)
     views = {
       name: make(t for b in map(corpus.block, rows) for t in (b.title, b.text))
-      for name, make in made.items()
+      for name, make in makers.items()
     }
     write = functools.partial(write_views, views, paths[0].parents[1], staging)
     written = map_in_processes(write, before["shards"], workers)
@@ -231,10 +236,9 @@ def _changing(
         for version in (*manifests.earlier_versions(directory), None)
         for file in files_of(manifests.read(directory, version=version))
       }
-      ours = ("shard-", manifests.REMOVED, manifests.VIEWS)
       for name in {*sizes_below(directory)} - named:
         path = Path(directory, name)
-        if path.parent.name.startswith(ours):
+        if _OURS.fullmatch(name):
           path.unlink()
           if not any(path.parent.iterdir()):
             path.parent.rmdir()
@@ -271,8 +275,8 @@ class _ExistingDocuments:
     """Returns the number of a document."""
     key = block_id(self.corpus.name, document_id, 0)
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
-    found = int(self._order[index]) if index < len(self._order) else -1
-    return found if found >= 0 and self._keys[found] == key else None
+    number = int(self._order[index]) if index < len(self._order) else -1
+    return number if number >= 0 and self._keys[number] == key else None
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
@@ -308,25 +312,25 @@ def _changed(
   """Yields new and changed documents; removes the ones they replace."""
   corpus = existing.corpus
   for change in source.documents():
-    found = existing.find(change.id)
-    if change.is_removal and found is None:
+    number = existing.find(change.id)
+    if change.is_removal and number is None:
       source.refuse(
         f"{change.place}: nothing to remove, no document has the id "
         f"{change.id!r} in version {corpus.version} of {corpus.source}",
         "unknown ids to remove",
       )
     elif change.is_removal or source.reader.dropped(change):
-      if found is not None:
+      if number is not None:
         summary.removed += 1
-        existing.remove(found)
-    elif found is None:
+        existing.remove(number)
+    elif number is None:
       summary.added += 1
       yield change
-    elif existing.hashes[found] == change.hash:
+    elif existing.hashes[number] == change.hash:
       summary.unchanged += 1
     else:
       summary.replaced += 1
-      existing.remove(found)
+      existing.remove(number)
       yield change
 
 

@@ -83,13 +83,13 @@ class View:
     from realm_jax.text.sentencepieces import read_sentencepieces
 
     path = self.corpus.local(self.corpus.views[self.name]["path"])
-    found = read_sentencepieces(path)
-    if found.digest != self.digest:
+    vocabulary = read_sentencepieces(path)
+    if vocabulary.digest != self.digest:
       raise CorpusError(
         f"{path} is not the model that the view {self.name!r} was made with; "
         "put that back, or add a view of another name (build_corpus --view)"
       )
-    return found
+    return vocabulary
 
   def gather(self, rows: Int[np.ndarray, "*s"], length: int) -> ViewedBlocks:
     """Returns the titles and bodies of many blocks, int32.
@@ -112,8 +112,8 @@ class View:
       skipped = (whole_titles - cut_titles)[:, np.newaxis]
       source = starts[:, np.newaxis] + column
       source += np.where(column < cut_titles[:, np.newaxis], 0, skipped)
-      found = shard.array(f"{self._prefix}token_ids").take(source, mode="clip")
-      ids[indices] = np.where(column < limits[:, np.newaxis], found, 0)
+      tokens = shard.array(f"{self._prefix}token_ids").take(source, mode="clip")
+      ids[indices] = np.where(column < limits[:, np.newaxis], tokens, 0)
       titles[indices], totals[indices] = cut_titles, limits
     shape = rows.shape
     return ViewedBlocks(
@@ -137,12 +137,12 @@ def parse_views(
 
   parsed: dict[str, Any] = {}
   for view in views:
-    found = re.fullmatch(r"(\w+):(?:train:(\d+)|(?!train:)(.+))", view)
-    if found is None:
+    match = re.fullmatch(r"(\w+):(?:train:(\d+)|(?!train:)(.+))", view)
+    if match is None:
       raise CorpusError(
         f"--view={view}; want NAME:spiece.model or NAME:train:SIZE"
       )
-    name, size, path = found.groups()
+    name, size, path = match.groups()
     if name in (*known, *parsed):
       raise CorpusError(f"--view={view}: take another name; {name} is there")
     train = sentencepieces.train_sentencepieces

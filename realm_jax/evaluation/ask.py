@@ -22,6 +22,7 @@ from realm_jax.answers.normalize import normalize_answer
 from realm_jax.answers.spans import widen_to_words
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.graphs import edge_kinds
+from realm_jax.corpus.store import Block
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.result import Answer, Hit, Result
 from realm_jax.evaluation.run import QUESTION, TrainedRun
@@ -69,11 +70,11 @@ def ask(
   if token_ids is None:
     token_ids = run.encode(questions)
   for start in range(0, len(questions), run.max_batch):
-    own = slice(start, start + run.max_batch)
-    found = run.search(token_ids[own], config.num_searched)
-    read = [retrieved[: config.num_read] for retrieved in run.hits(found)]
+    part = slice(start, start + run.max_batch)
+    result = run.search(token_ids[part], config.num_searched)
+    read = [retrieved[: config.num_read] for retrieved in run.hits(result)]
     results += answer_from_blocks(
-      run.require_reader(), run, questions[own], token_ids[own], read, answer
+      run.require_reader(), run, questions[part], token_ids[part], read, answer
     )
   return results
 
@@ -87,7 +88,7 @@ def require_answering(run: TrainedRun) -> None:
     SnapshotError: The snapshot is missing or damaged.
   """
   run.require_reader()
-  if run.config.candidates == "none":
+  if not run.retrieves:
     return
   num_blocks, config = run.snapshot.num_blocks, run.config
   number = min(config.num_searched, num_blocks)
@@ -227,6 +228,74 @@ def graph_span_logits(
   return jnp.where(spans.is_span, spans.logits, -jnp.inf)
 
 
+class _Spans:
+  """All spans of the blocks that were read for a question.
+
+  A span is its index in the flattened scores.
+
+  Args:
+    run: Run that has read the blocks.
+    blocks: The blocks.
+    totals: The reader's scores plus the scores of the blocks.
+
+  Attributes:
+    log_p: Log probabilities of span and block.
+  """
+
+  def __init__(
+    self,
+    run: TrainedRun,
+    blocks: Sequence[Block],
+    totals: Float32[np.ndarray, "k l w"],
+  ):
+    self._blocks, self._totals = blocks, totals
+    self._is_continuation = run.vocabulary.is_continuation
+    self._language = run.corpus.language
+    self.log_p = np.float64(totals)
+    if np.isfinite(self.log_p).any():
+      self.log_p -= logsumexp(self.log_p)
+
+  def _read(self, span: int) -> tuple[int, str, int, int]:
+    """Returns the index of a span's block, and its text as whole words.
+
+    Also returns the text's characters `[start, limit)` in the block.
+    """
+    k, start, extra = map(int, np.unravel_index(span, self.log_p.shape))
+    block, body = self._blocks[k], self._blocks[k].text.encode()
+    start, limit = widen_to_words(
+      start, start + extra + 1, self._is_continuation[block.body_token_ids]
+    )
+    first = int(block.byte_ranges[start, 0])
+    last = int(block.byte_ranges[limit - 1, 1])
+    text, begin = body[first:last].decode(), len(body[:first].decode())
+    return k, text, begin, begin + len(text)
+
+  def answer(self, spans: Sequence[int]) -> Answer:
+    """Makes an answer from its spans, which are sorted, best first."""
+    k, text, first, limit = self._read(spans[0])
+    by_block = np.unravel_index(spans, self.log_p.shape)[0]
+    p = np.exp(self.log_p.reshape(-1)[spans])
+    shares = np.bincount(by_block, p, len(self._blocks)) / p.sum()
+    score = float(self._totals.reshape(-1)[spans[0]])
+    return Answer(
+      text,
+      float(p.sum()),
+      score,
+      shares.tolist(),
+      self._blocks[k],
+      first,
+      limit,
+    )
+
+  def by_answer(self, spans: Sequence[int]) -> dict[str, list[int]]:
+    """Groups spans by their normalized texts."""
+    groups: dict[str, list[int]] = {}
+    for span in spans:
+      key = normalize_answer(self._read(span)[1], self._language)
+      groups.setdefault(key, []).append(span)
+    return groups
+
+
 def _best_spans(
   run: TrainedRun,
   question: str,
@@ -235,63 +304,26 @@ def _best_spans(
   answer: str | None,
 ) -> Result:
   """Groups a question's spans by the answers that they give."""
-  log_p = np.float64(totals)
-  if np.isfinite(log_p).any():
-    log_p -= logsumexp(log_p)
-  blocks, language = [hit.block for hit in hits], run.corpus.language
-  is_continuation = run.vocabulary.is_continuation
-
-  def read_span(span: int) -> tuple[int, str, int, int]:
-    """Returns the index of a span's block, and its text as whole words.
-
-    Also returns the text's characters `[start, limit)` in the block.
-    """
-    k, start, extra = map(int, np.unravel_index(span, log_p.shape))
-    block, body = blocks[k], blocks[k].text.encode()
-    start, limit = widen_to_words(
-      start, start + extra + 1, is_continuation[block.body_token_ids]
-    )
-    first = int(block.byte_ranges[start, 0])
-    last = int(block.byte_ranges[limit - 1, 1])
-    text, begin = body[first:last].decode(), len(body[:first].decode())
-    return k, text, begin, begin + len(text)
-
-  def answer_from(spans: Sequence[int]) -> Answer:
-    """Makes an answer from its spans, which are sorted, best first."""
-    k, text, first, limit = read_span(spans[0])
-    by_block = np.unravel_index(spans, log_p.shape)[0]
-    p = np.exp(log_p.reshape(-1)[spans])
-    shares = np.bincount(by_block, p, len(blocks)) / p.sum()
-    score = float(totals.reshape(-1)[spans[0]])
-    return Answer(
-      text, float(p.sum()), score, shares.tolist(), blocks[k], first, limit
-    )
-
-  def grouped(spans: Sequence[int]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for span in spans:
-      key = normalize_answer(read_span(span)[1], language)
-      groups.setdefault(key, []).append(span)
-    return groups
-
+  spans = _Spans(run, [hit.block for hit in hits], totals)
+  log_p = spans.log_p
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
   order = order[: np.isfinite(log_p).sum()]
-  groups = grouped(order[: run.config.num_spans])
-  answers = [answer_from(spans) for spans in groups.values()]
+  groups = spans.by_answer(order[: run.config.num_spans])
+  answers = [spans.answer(group) for group in groups.values()]
   if run.config.rank_answers_by == "probability":
     answers.sort(key=lambda one: -one.probability)
   chosen = answers[0] if answers else Answer("", 0.0)
   if answer is not None:
-    key = normalize_answer(answer, language)
+    key = normalize_answer(answer, run.corpus.language)
     # The answer may not be among the best spans, which form `answers`.
-    spans = groups.get(key) or grouped(order).get(key)
-    chosen = answer_from(spans) if spans else Answer(answer, 0.0)
+    group = groups.get(key) or spans.by_answer(order).get(key)
+    chosen = spans.answer(group) if group else Answer(answer, 0.0)
   read = []
   for k, hit in enumerate(hits):
-    own, best, likelihood = log_p.reshape(len(hits), -1)[k], None, 0.0
+    block_log_p, best, likelihood = log_p.reshape(len(hits), -1)[k], None, 0.0
     share = chosen.shares[k] if chosen.shares else None
-    if weight := float(np.exp(logsumexp(own))):
-      best = answer_from([k * own.size + int(own.argmax())])
+    if weight := float(np.exp(logsumexp(block_log_p))):
+      best = spans.answer([k * block_log_p.size + int(block_log_p.argmax())])
       best = best._replace(probability=best.probability / weight, shares=())
       likelihood = chosen.probability * (share or 0.0) / weight
     read.append(

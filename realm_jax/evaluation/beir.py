@@ -26,8 +26,9 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.outputs import EvaluationShard, Metrics
-from realm_jax.evaluation.run import RunConfig, TrainedRun
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.evaluation.scores import (
   NUM_DOCUMENTS,
   RETRIEVED,
@@ -86,8 +87,8 @@ def _search(run: TrainedRun, texts: Sequence[str], k: int) -> SearchResult:
   rows = np.full((len(texts), k), NULL_ROW, np.int32)
   scores = np.zeros((len(texts), k), np.float32)
   if good:
-    found = run.search(token_ids[good], k)
-    rows[good], scores[good] = found.rows, found.scores
+    result = run.search(token_ids[good], k)
+    rows[good], scores[good] = result.rows, result.scores
   return SearchResult(rows, scores)
 
 
@@ -113,8 +114,8 @@ def retrieved_batches(
   def lines_of(
     search: Search, batch: Sequence[JudgedQuery], number: int
   ) -> list[Line]:
-    found = search([query.text for query in batch], number)
-    each = zip(batch, found.rows, found.scores, strict=True)
+    result = search([query.text for query in batch], number)
+    each = zip(batch, result.rows, result.scores, strict=True)
     return [_line(query, corpus, rows, scores) for query, rows, scores in each]
 
   with Progress("queries", total=len(queries)) as progress:
@@ -191,7 +192,7 @@ def evaluate_beir(
   index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Metrics:
-  """Retrieves documents for judged queries with a retriever of any stage.
+  r"""Retrieves documents for judged queries with a retriever of any stage.
 
   Several processes share the queries. Returns the contents of `metrics.json`.
 
@@ -210,6 +211,17 @@ def evaluate_beir(
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
+
+  Example:
+    >>> folder = epath.Path("judged")
+    >>> (folder / "qrels").mkdir(parents=True)
+    >>> query = '{"_id": "q", "text": "where was Ada born?"}'
+    >>> _ = (folder / "queries.jsonl").write_text(query)
+    >>> judgement = "\t".join(["q", "p0", "1"])
+    >>> _ = (folder / "qrels" / "test.tsv").write_text(judgement)
+    >>> found = evaluate_beir(config=run.config, beir_dir=folder, index="bm25")
+    >>> found["ndcg_at_10"]
+    1.0
   """
   shard = EvaluationShard(
     output_dir,
@@ -220,7 +232,7 @@ def evaluate_beir(
     index=index,
   )
   queries = read_queries(beir_dir, split)
-  own = slice(shard.agreement.index, None, shard.agreement.count)
+  of_process = slice(shard.agreement.index, None, shard.agreement.count)
   config = dataclasses.replace(config, reader=None)
   run = shard.load(config, index=index, max_batch=batch_size)
   _, refused = run.encode_each([query.text for query in queries])
@@ -238,7 +250,7 @@ def evaluate_beir(
   parts = shard.open_parts(run, beir_files(beir_dir, split))
   done, num_searched = parts.state or (0, config.num_searched)
   batches = retrieved_batches(
-    queries[own][done:],
+    queries[of_process][done:],
     run.corpus,
     functools.partial(_search, run),
     num_searched=num_searched,
@@ -248,7 +260,7 @@ def evaluate_beir(
     else None,
   )
   for lines, num_searched in batches:
-    positions = range(len(queries))[own][done : done + len(lines)]
+    positions = range(len(queries))[of_process][done : done + len(lines)]
     done += len(lines)
     parts.add(dict(zip(positions, lines, strict=True)), [done, num_searched])
   described: Metrics = {"beir_dir": str(beir_dir), "split": split, **lacking}

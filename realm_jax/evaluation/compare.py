@@ -79,21 +79,23 @@ def compare(
   }
 
 
-def _paired_metrics(one: Scores, two: Scores, *, seed: int) -> dict[str, Any]:
-  differences = {name: two[name] - one[name] for name in one}
+def _paired_metrics(
+  first: Scores, second: Scores, *, seed: int
+) -> dict[str, Any]:
+  differences = {name: second[name] - first[name] for name in first}
   intervals = bootstrap_intervals(differences, seed=seed)
   p_values = permutation_p_values(differences, seed=seed)
   return {
     name: {
-      "first": float(np.nanmean(one[name])),
-      "second": float(np.nanmean(two[name])),
-      "difference": float(np.nanmean(own)),
+      "first": float(np.nanmean(first[name])),
+      "second": float(np.nanmean(second[name])),
+      "difference": float(np.nanmean(values)),
       "interval": intervals[name],
       "p_value": p_values[name],
-      "first_better": int(np.sum(own < 0)),
-      "second_better": int(np.sum(own > 0)),
+      "first_better": int(np.sum(values < 0)),
+      "second_better": int(np.sum(values > 0)),
     }
-    for name, own in differences.items()
+    for name, values in differences.items()
   }
 
 
@@ -136,19 +138,21 @@ def _file_of(evaluation: epath.PathLike) -> epath.Path:
   return next((file for file in files if file.exists()), path)
 
 
-def comparison_table(found: Mapping[str, Any]) -> str:
+def comparison_table(compared: Mapping[str, Any]) -> str:
   """Returns the metrics and the comparisons as tables for a terminal."""
-  first, *others = found["evaluations"]
-  rows: list[list[object]] = [["", *found["figures"][0][INTERVALS]]]
-  for path, summary in zip(found["evaluations"], found["figures"], strict=True):
+  first, *others = compared["evaluations"]
+  rows: list[list[object]] = [["", *compared["figures"][0][INTERVALS]]]
+  for path, summary in zip(
+    compared["evaluations"], compared["figures"], strict=True
+  ):
     shown = [
       f"{summary[name]:.4f} [{low:.4f}, {high:.4f}]"
       for name, (low, high) in summary[INTERVALS].items()
     ]
     rows.append([path, *shown])
-  number = found["figures"][0]["num_questions"]
+  number = compared["figures"][0]["num_questions"]
   tables = [f"{number} questions", columns(rows)]
-  for path, metrics in zip(others, found["comparisons"], strict=True):
+  for path, metrics in zip(others, compared["comparisons"], strict=True):
     rows = []
     for name, metric in metrics.items():
       low, high = metric["interval"]

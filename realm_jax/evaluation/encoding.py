@@ -62,19 +62,19 @@ def edited_block(
     EditError: The text has no words, or is too long.
   """
   text = text.strip()
-  made = words.tokenize_with_offsets([text])
+  tokens = words.tokenize_with_offsets([text])
   title = block.token_ids[: block.title_length]
   room = length - NUM_SPECIAL_TOKENS - len(title)
-  if not len(made.token_ids):
+  if not len(tokens.token_ids):
     raise EditError("the text has no words; write some, or restore the block")
-  if len(made.token_ids) > room:
+  if len(tokens.token_ids) > room:
     raise EditError(
-      f"the text has {len(made.token_ids)} wordpieces, and the block "
+      f"the text has {len(tokens.token_ids)} wordpieces, and the block "
       f"{block.id} has room for {room}; shorten it"
     )
-  token_ids = np.concatenate([title, made.token_ids])
+  token_ids = np.concatenate([title, tokens.token_ids])
   return block.replace(
-    text=text, token_ids=token_ids, byte_ranges=made.byte_ranges
+    text=text, token_ids=token_ids, byte_ranges=tokens.byte_ranges
   )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable
 
 from absl import logging
@@ -24,8 +25,8 @@ from realm_jax.checkpoints.store import (
 from realm_jax.configuration.kept import run_directory
 from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.outputs import METRICS, Metrics
-from realm_jax.evaluation.run import RunConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
 from realm_jax.snapshots.manifest import SnapshotError
@@ -74,7 +75,8 @@ def follow(
       except for losses and perplexities.
     output_dir: Directory with a folder, named by step, for each checkpoint's
       evaluation; None is MODEL_DIR/eval.
-    follow_until_step: Step of the last checkpoint to evaluate.
+    follow_until_step: Step of the last checkpoint to evaluate. Following ends
+      with it, or once the run has a later checkpoint.
     poll_seconds: Polling interval for checkpoints.
 
   Returns:
@@ -82,6 +84,21 @@ def follow(
 
   Raises:
     ValueError: The evaluation has no such metric, or fails.
+
+  Example:
+    >>> from realm_jax.evaluation.open_qa import evaluate_open_qa
+    >>> from realm_jax.inputs.config import DataConfig
+    >>> data = DataConfig(
+    ...   task="open_qa", corpus_dir="corpus", split="test", batch_size=8,
+    ...   question_files={"test": "questions.jsonl"},
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> best = follow(
+    ...   evaluation=functools.partial(evaluate_open_qa, data=data),
+    ...   config=run.config, best_metric="f1", follow_until_step=0,
+    ... )
+    >>> best["checkpoint"], best["num_questions"]
+    (0, 11)
   """
   model_dir = epath.Path(config.model_dir)
   folder = epath.Path(output_dir or run_directory(model_dir) / _FOLDER)
@@ -93,6 +110,7 @@ def follow(
     require_writable(model_dir, folder)
     stop = Agreement("end of following").stop_event(own_stop)
     agreement = Agreement("followed run", while_waiting=stop.is_set)
+    last_step = math.inf if follow_until_step is None else follow_until_step
     record = functools.partial(
       _record_best, model_dir, checkpoints, folder, best_metric
     )
@@ -100,15 +118,15 @@ def follow(
     def next_step() -> int | None:
       """Waits for a checkpoint to evaluate; returns None at the end."""
       while not stop.is_set():
-        done = _evaluated(folder)
-        for step in checkpoints.steps():
-          is_wanted = follow_until_step is None or step <= follow_until_step
-          if is_wanted and step not in done:
+        done, steps = _evaluated(folder), checkpoints.steps()
+        for step in steps:
+          if step <= last_step and step not in done:
             record(evaluating=step)
             # The trainer may have removed it before it read the record.
             if step in checkpoints.steps():
               return step
-        if follow_until_step in done:
+        # The last step may have no checkpoint, or none any more.
+        if max([*done, *steps], default=-1) >= last_step:
           break
         stop.wait(poll_seconds)
       return None

@@ -28,6 +28,7 @@ from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.masked_sentences import (
   NULL_BLOCK_ALONE,
   ExplanationError,
@@ -39,7 +40,8 @@ from realm_jax.evaluation.masked_sentences import (
   read_masks,
 )
 from realm_jax.evaluation.result import Answer, Hit, Result
-from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
+from realm_jax.evaluation.run import SENTENCE, TrainedRun
+from realm_jax.evaluation.search import search_as_trained
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.json_files import require_unicode
@@ -67,8 +69,8 @@ def explain(run: TrainedRun, text: str, answer: str | None = None) -> Result:
     >>> null.block.row, null.utility
     (-1, 0.0)
   """
-  for one in (text, answer or ""):
-    require_unicode(one, f"the text {one!r}")
+  for value in (text, answer or ""):
+    require_unicode(value, f"the text {value!r}")
   kind = kind_of(text)
   run.require_kind(kind)
   explained = _of_sentence if kind == SENTENCE else _of_question
@@ -126,15 +128,15 @@ def _of_sentence(
   reading = read_masks(run, masked.query, masked.positions)
   best_ids, by_candidate = best_fillings(reading, run.config.num_fillings)
   fillings = []
-  for token_ids, own in zip(best_ids.tolist(), by_candidate, strict=True):
-    total, shares = reading.marginalize(own)
+  for token_ids, log_p in zip(best_ids.tolist(), by_candidate, strict=True):
+    total, shares = reading.marginalize(log_p)
     fillings.append(
       Answer(
         masked.filling_text(words, token_ids),
         math.exp(total),
         total,
         shares.tolist(),
-        without_retrieval=math.exp(own[0]),
+        without_retrieval=math.exp(log_p[0]),
       )
     )
   target_ids = masked.target_ids or best_ids[0].tolist()
@@ -234,7 +236,7 @@ def block_use(
     raise ExplanationError(NULL_BLOCK_ALONE)
   run = TrainedRun.load(config)
   run.require_kind(SENTENCE)
-  decode, found = run.vocabulary.decode, []
+  decode, uses = run.vocabulary.decode, []
   context = run.stage_context(retrieval)
   stream = stream_batches(dataclasses.replace(data, batch_size=1))
   with contextlib.closing(stream), Progress("sentences") as progress:
@@ -244,13 +246,13 @@ def block_use(
         for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
       targets, positions = targets[weights > 0], positions * (weights > 0)
-      retrieved = run.search_as_trained(stage, batch).rows
+      retrieved = search_as_trained(run, stage, batch).rows
       rows = stage.candidate_rows(batch, retrieved, context)[0]
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
       reading = read_masks(run, query, positions, rows=rows)
       _, (_, *others) = _candidates(run, reading, targets.tolist())
       best = max(others, key=lambda hit: hit.utility or 0.0)
-      found.append(
+      uses.append(
         {
           "sentence": decode(query[query != 0][1:-1].tolist()),
           "answer": decode(targets.tolist()),
@@ -262,4 +264,4 @@ def block_use(
         }
       )
       progress.advance()
-  return found
+  return uses

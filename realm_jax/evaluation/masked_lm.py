@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.outputs import EvaluationShard, Metrics
-from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import Line, Scores
+from realm_jax.evaluation.search import search_as_trained
 from realm_jax.evaluation.word_memory import WordMemory
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
@@ -65,11 +66,24 @@ def evaluate_masked_lm(
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
+
+  Example:
+    >>> from realm_jax.training.stages.pretraining import Pretraining
+    >>> data = DataConfig(
+    ...   task="masked_salient_spans", corpus_dir="corpus", batch_size=8,
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> metrics = evaluate_masked_lm(
+    ...   config=realm_jax.load("runs/realm").config, data=data,
+    ...   stage=Pretraining(num_candidates=3), num_batches=1,
+    ... )
+    >>> metrics["num_queries"]
+    8
   """
   retrieval = stage.retrieval
-  given = {"num_batches": num_batches, "memory": memory}
+  settings = {"num_batches": num_batches, "memory": memory}
   shard = EvaluationShard(
-    output_dir, config=config, data=data, stage=stage, **given
+    output_dir, config=config, data=data, stage=stage, **settings
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None
@@ -78,8 +92,8 @@ def evaluate_masked_lm(
   compiled = functools.partial(
     sharding.jit_on_mesh, mesh=run.mesh, out_shardings=everywhere
   )
-  own = stage, run.components, PackingLayout(run.mesh)
-  measure, on_grid = compiled(weighted_loss, *own), compiled(_on_grid, *own)
+  args = stage, run.components, PackingLayout(run.mesh)
+  measure, on_grid = compiled(weighted_loss, *args), compiled(_on_grid, *args)
   if memory is not None and not stage.null_block:
     raise RealmError("a memory is of the null block; set NULL_BLOCK = True")
   words = None if memory is None else WordMemory(memory, run)
@@ -90,17 +104,17 @@ def evaluate_masked_lm(
   with shard.batches(data) as stream, Progress("sentences") as progress:
     batches = itertools.islice(stream, done, num_batches)
     for number, batch in enumerate(batches, done):
-      found = None
+      retrieved = None
       if retrieval is not None:
-        found = run.search_as_trained(stage, batch)
-      made, _ = stage.features(batch, found, context)
-      placed = sharding.to_devices(made, run.mesh)
+        retrieved = search_as_trained(run, stage, batch)
+      features, _ = stage.features(batch, retrieved, context)
+      placed = sharding.to_devices(features, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
       # Total and weight of each metric.
       averages = {"loss": loss, **metrics}
       if words is not None:
-        masks, sources = made.masks, batch.array("source_hash")
-        near = words.nearest(made.query, masks.positions, sources)
+        masks, sources = features.masks, batch.array("source_hash")
+        near = words.nearest(features.query, masks.positions, sources)
         near = sharding.to_devices(near, run.mesh)
         scored = jax.device_get(on_grid(run.params, placed, *near))
         # λ and τ are chosen on one half of the blocks.
@@ -111,7 +125,7 @@ def evaluate_masked_lm(
       line = jax.tree.map(lambda a: np.asarray(a).tolist(), averages)
       place = number * shard.agreement.count + shard.agreement.index
       parts.add({place: line}, [number + 1])
-      progress.advance(len(made.query))
+      progress.advance(len(features.query))
   described: Metrics = {
     "num_candidates": stage.num_candidates,
     "split": data.split,
@@ -133,7 +147,7 @@ def _sums(lines: Sequence[Line]) -> Scores:
 def _metrics(sums: Scores) -> Metrics:
   """Returns the metrics of all batches, and the perplexities."""
   totals: Any = {n: values.sum(axis=0).tolist() for n, values in sums.items()}
-  own = [totals.pop(f"memory {part}", None) for part in ("total", "weight")]
+  memory = [totals.pop(f"memory {part}", None) for part in ("total", "weight")]
   names = [n.removesuffix(" total") for n in totals if n.endswith(" total")]
   means = {
     n: totals[f"{n} total"] / (totals[f"{n} weight"] or 1) for n in names
@@ -151,7 +165,7 @@ def _metrics(sums: Scores) -> Metrics:
     for name in averages
     if name in means
   }
-  of_memory = {} if own[0] is None else _of_memory(*map(np.array, own))
+  of_memory = {} if memory[0] is None else _of_memory(*map(np.array, memory))
   return {**means, **counts, **of_memory}
 
 

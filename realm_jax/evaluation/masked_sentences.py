@@ -81,13 +81,13 @@ def kind_of(text: str) -> Asked:
   Raises:
     ExplanationError: The text has another spelling of [MASK].
   """
-  found = _MASK_IN_ANY_CASE.search(text)
-  if found and MASK not in text:
+  match = _MASK_IN_ANY_CASE.search(text)
+  if match and MASK not in text:
     raise ExplanationError(
-      f"{text!r} has {found[0]!r}; write {MASK}, in capitals, for what is to "
+      f"{text!r} has {match[0]!r}; write {MASK}, in capitals, for what is to "
       "be filled in"
     )
-  return SENTENCE if found else QUESTION
+  return SENTENCE if match else QUESTION
 
 
 def masked_query(
@@ -235,20 +235,20 @@ def read_masks(
       raise ExplanationError(NULL_BLOCK_ALONE)
     # An imported cross-encoder was trained on questions.
     retriever = run if run.asked else run.restricted(None, rerank=False)
-    found = retriever.search(query[None], number, current=False).rows[0]
-    rows = np.array([NULL_ROW, *found.tolist()])
+    retrieved = retriever.search(query[None], number, current=False).rows[0]
+    rows = np.array([NULL_ROW, *retrieved.tolist()])
   candidates = run.gather(rows)
-  given = {"query": query[None], "candidates": candidates[None]}
+  inputs = {"query": query[None], "candidates": candidates[None]}
   retriever, params = run.components.retriever, run.params
-  scores = run.compute(_scores, retriever, params["retriever"], **given)[0]
+  scores = run.compute(_scores, retriever, params["retriever"], **inputs)[0]
   reader: Any = run.require_reader()
   if not hasattr(reader, "masked_lm"):
     raise CheckpointError(
       f"the reader of {run!r}, a {type(reader).__name__}, fills in no masks; "
       "ask it a question"
     )
-  given["positions"] = positions[None]
-  logits = run.compute(_mask_logits, reader, params["reader"], **given)[0]
+  inputs["positions"] = positions[None]
+  logits = run.compute(_mask_logits, reader, params["reader"], **inputs)[0]
   logits = logits[:, : np.count_nonzero(positions)]
   log_probs = log_softmax(logits.astype(np.float64), axis=-1)
   scores = scores.astype(np.float64)

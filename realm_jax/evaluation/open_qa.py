@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from realm_jax.answers import match
 from realm_jax.console import Progress
 from realm_jax.evaluation.ask import answer_from_blocks, require_answering
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -21,7 +22,7 @@ from realm_jax.evaluation.masked_sentences import (
 )
 from realm_jax.evaluation.outputs import EvaluationShard, Metrics
 from realm_jax.evaluation.result import Hit
-from realm_jax.evaluation.run import RunConfig, TrainedRun
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.evaluation.scores import (
   PREDICTIONS,
   RETRIEVED,
@@ -88,6 +89,16 @@ def evaluate_retrieval(
     index: Index to build over the snapshot's blocks, to be searched instead of
       its own. An index without vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
+
+  Example:
+    >>> data = DataConfig(
+    ...   task="open_qa", corpus_dir="corpus", split="test", batch_size=8,
+    ...   question_files={"test": "questions.jsonl"},
+    ...   query_length=16, block_length=40,
+    ... )
+    >>> found = evaluate_retrieval(config=run.config, data=data, index="bm25")
+    >>> found["recall_at_5"]
+    1.0
   """
   config = dataclasses.replace(config, reader=None)
   return _evaluate(None, config, data, max_examples, index, output_dir)
@@ -178,13 +189,13 @@ def _evaluate(
       ]
       # Includes rows that are not counted, so that only one shape is compiled.
       token_ids = batch.arrays["query"]
-      found = run.search(token_ids, config.num_searched)
-      hits = run.hits(found)
+      result = run.search(token_ids, config.num_searched)
+      hits = run.hits(result)
       retrieved = [*map(_with_evidence, hits, questions)]
       if run.reranks:
         plain = run.restricted(None, rerank=False)
-        found = plain.search(token_ids, config.num_searched)
-        before = map(_with_evidence, run.hits(found), questions)
+        result = plain.search(token_ids, config.num_searched)
+        before = map(_with_evidence, run.hits(result), questions)
         retrieved = [
           with_first_order(line, one["evidence"])
           for line, one in zip(retrieved, before, strict=True)
@@ -200,7 +211,7 @@ def _evaluate(
     "task": data.task,
     "num_searched": 0,
   }
-  if config.candidates != "none":
+  if run.retrieves:
     number = min(config.num_searched, run.snapshot.num_blocks)
     described["num_searched"] = number
   if config.reader is not None:
@@ -240,8 +251,8 @@ def _predictions(
       }
     texts = [answer.text for answer in result.answers]
     judged = _judged(line, texts, [hit.block.id for hit in result.hits])
-    for own, answer in zip(judged["answers"], result.answers, strict=True):
-      own["probability"] = round(answer.probability, 6)
+    for entry, answer in zip(judged["answers"], result.answers, strict=True):
+      entry["probability"] = round(answer.probability, 6)
     if run.config.rouge_l and line["answer_kind"] == "string":
       references = line["references"]
       judged["rouge_l"] = match.rouge_l(judged["prediction"], references)

@@ -18,6 +18,7 @@ from etils import epath
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.parts import (
   FOLDER,
   Parts,
@@ -25,7 +26,7 @@ from realm_jax.evaluation.parts import (
   open_folder,
   read_parts,
 )
-from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
+from realm_jax.evaluation.run import TrainedRun, whole_batch
 from realm_jax.evaluation.scores import Line, Scores, line_scores, summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
@@ -122,7 +123,7 @@ class EvaluationShard:
     run = TrainedRun.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
       run.require_reader()
-    self._needs_index = needs_index and config.candidates != "none"
+    self._needs_index = needs_index and run.retrieves
     self.agreement.require_same(
       {
         "the checkpoint": run.step,

@@ -62,9 +62,9 @@ def open_folder(
   for other in [parent / name for name in list_names(parent) if name != digest]:
     differing = "what is not known"
     with contextlib.suppress(OSError, ValueError):
-      found = json.loads(read_bytes(other / _DESCRIPTION))
-      names = sorted(found.keys() | description.keys())
-      names = [n for n in names if found.get(n) != description.get(n)]
+      earlier = json.loads(read_bytes(other / _DESCRIPTION))
+      names = sorted(earlier.keys() | description.keys())
+      names = [n for n in names if earlier.get(n) != description.get(n)]
       differing = ", ".join(names)
     logging.info(
       "removing %s: parts of an evaluation that differs in %s", other, differing

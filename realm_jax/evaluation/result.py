@@ -174,14 +174,14 @@ class Result:
       >>> found["text"], found["kind"], len(found["blocks"])
       ('where was Ada born?', 'question', 5)
     """
-    told = {
+    values = {
       **vars(self),
       "answers": [answer.json() for answer in self.answers],
       "blocks": [hit.json() for hit in self.hits],
       **self.source,
     }
-    del told["hits"], told["source"]
-    return told
+    del values["hits"], values["source"]
+    return values
 
   def __repr__(self) -> str:
     return f"<{self.text!r}: {self.answer!r} ({self.probability:.3g})>"

@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import numpy as np
-from absl import logging
 from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float32, Int, Int32
@@ -39,29 +38,20 @@ from realm_jax.corpus.store import (
   require_block_length,
 )
 from realm_jax.errors import RealmError
+from realm_jax.evaluation import search as searches
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.encoding import (
   EditError,
   block_tokens,
   edited_block,
   encode_queries,
 )
-from realm_jax.evaluation.reranking import reranked
 from realm_jax.evaluation.result import Hit
-from realm_jax.indexes.protocol import (
-  IndexConfig,
-  QueryBatch,
-  SearchError,
-  SearchResult,
-  as_config,
-  in_order,
-)
-from realm_jax.inputs.batch import Batch
-from realm_jax.inputs.config import BlockLength, QueryLength
+from realm_jax.evaluation.snapshot_choice import load_chosen_snapshot
+from realm_jax.indexes.protocol import IndexConfig, SearchResult, as_config
 from realm_jax.models.components import (
-  Component,
   Components,
   Reader,
-  Retriever,
   TextReader,
   embed_blocks,
   embed_hop_queries,
@@ -72,20 +62,14 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import joined_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
-from realm_jax.snapshots.loading import Snapshot, load_newest, load_snapshot
-from realm_jax.snapshots.manifest import (
-  MissingSnapshotError,
-  SnapshotError,
-  json_checksum,
-)
-from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
-from realm_jax.snapshots.store import SnapshotStore, step_of
+from realm_jax.settings import Asked
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.snapshots.manifest import json_checksum
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import sizes_below
 from realm_jax.text.vocabulary import BertVocabulary
 from realm_jax.training.retrieval import Retrieval
-from realm_jax.training.stages.stage import Stage, StageContext
+from realm_jax.training.stages.stage import StageContext
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
 # Kinds of text that a run can be asked: a sentence with [MASK], or a question.
@@ -97,97 +81,6 @@ ABILITIES: Mapping[Asked, str] = {
 MAX_BATCH = 16
 # Lengths of pairs are padded to multiples of this, to compile few programs.
 _LENGTH_STEP = 64
-# Bytes of stored vectors that are in memory at once to score blocks.
-_SCORED_BYTES = 1 << 26
-# Number of allowed blocks up to which a filtered search scores all of them, and
-# number of scores that it has in memory.
-_SCORED_ROWS = 1 << 16
-_FILTERED_CELLS = 1 << 22
-
-
-class PathSearch(Protocol):
-  """Finds paths of blocks instead of single ones."""
-
-  def search(
-    self, run: Any, token_ids: Int32[np.ndarray, "n q"], k: int
-  ) -> SearchResult:
-    """Returns the best k paths of each query, with their `paths`.
-
-    Args:
-      run: The `TrainedRun`, whose `search_blocks` finds single blocks.
-      token_ids: Queries, `[CLS] x [SEP]`, padded with 0.
-      k: Number of paths.
-    """
-    ...
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-  """Settings for loading a trained run, and for asking it.
-
-  Attributes:
-    model_dir: MODEL_DIR of a run, or one of its checkpoints.
-    corpus_dir: Corpus directory, as `build_corpus` wrote it.
-    retriever: Retriever of the run.
-    reader: Reader of the run; None to load only the retriever.
-    components: Further components of the run, by name.
-    snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
-      None takes the snapshot that the checkpoint was trained with. Without a
-      reader, or with one that writes, the snapshot that was built from the
-      checkpoint comes first.
-    checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
-      the best one of `realm_jax.evaluate --follow`.
-    query_length: Maximum tokens of a query, including [CLS] and [SEP].
-    block_length: Maximum tokens of a block; None takes the corpus's.
-    index_scores: Whether the run was trained on the index's own scores (BM25).
-    candidates: Blocks to read: "index" for retrieved blocks; "none" for a
-      reader that answers from its parameters alone; "random" for a control with
-      random blocks; or "gold" for an upper bound, which first reads retrieved
-      blocks that contain an answer, and needs questions with known answers.
-    num_searched: Number of blocks retrieved for a question, over which the
-      retriever's probabilities are normalized. A smaller corpus is searched
-      whole.
-    rerank_depth: Number of best blocks that the run's cross-encoder, if it has
-      one, reorders; its scores replace those of the search. 0 disables it.
-    paths: Search for paths of blocks, each of which the reader reads like one
-      block; None searches for single blocks.
-    num_read: Number of best blocks that the reader reads.
-    num_spans: Number of best spans that are grouped into answers.
-    rank_answers_by: "probability", which sums over all blocks and spans with
-      the answer, as in the paper (equation 1), or "best_span", as in Google's
-      released code.
-    rouge_l: Whether to compute ROUGE-L, for tasks with long answers (the extra
-      `rouge`).
-    num_candidates: Number of candidates of a masked sentence, including the
-      null block.
-    max_masks: Number of masks that the run was trained to score together.
-    num_fillings: Number of best fillings or answers that are explained.
-  """
-
-  model_dir: epath.PathLike
-  corpus_dir: epath.PathLike
-  retriever: Retriever
-  reader: Reader | None = None
-  components: Mapping[str, Component] = dataclasses.field(default_factory=dict)
-  snapshot: epath.PathLike | None = None
-  checkpoint_step: NonNegativeInt | Literal["best"] | None = None
-  query_length: QueryLength = 64
-  block_length: BlockLength | None = None
-  index_scores: bool = False
-  candidates: Literal["index", "none", "random", "gold"] = "index"
-  num_searched: PositiveInt = 20
-  rerank_depth: NonNegativeInt = 100
-  paths: "PathSearch | None" = None
-  num_read: PositiveInt = 5
-  num_spans: PositiveInt = 50
-  rank_answers_by: Literal["best_span", "probability"] = "probability"
-  rouge_l: bool = False
-  num_candidates: PositiveInt = 8
-  max_masks: PositiveInt = 10
-  num_fillings: PositiveInt = 5
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -283,16 +176,16 @@ class TrainedRun:
     if index is None and config.candidates == "random":
       index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
-    wanted = used or [step]
+    snapshots = used or [step]
     # With a reader that writes, or for paths, the block tower may be trained.
     is_own = "reader" not in components or config.paths is not None
     if is_own or isinstance(components.reader, TextReader):
-      wanted = [step, *used]
+      snapshots = [step, *used]
     open_snapshot = functools.partial(
-      _load_snapshot,
+      load_chosen_snapshot,
       config,
       model_dir,
-      wanted,
+      snapshots,
       corpus=corpus,
       mesh=mesh,
       index=None if index is None else as_config(index),
@@ -372,16 +265,19 @@ class TrainedRun:
     return self.open_snapshot()
 
   @property
+  def retrieves(self) -> bool:
+    """Whether the run searches a snapshot before its reader answers."""
+    return self.config.candidates != "none"
+
+  @property
   def snapshot_step(self) -> int | None:
     """Step of the snapshot; None for a run that retrieves nothing."""
-    return None if self.config.candidates == "none" else self.snapshot.step
+    return self.snapshot.step if self.retrieves else None
 
   @property
   def corpus(self) -> Corpus:
     """Corpus version that the snapshot was built on."""
-    if self.config.candidates == "none":
-      return self.newest_corpus
-    return self.snapshot.corpus
+    return self.snapshot.corpus if self.retrieves else self.newest_corpus
 
   def compute(
     self,
@@ -402,7 +298,7 @@ class TrainedRun:
       mesh=self.mesh,
       out_shardings=sharding.batch_sharding(self.mesh),
     )
-    return self._in_batches(
+    return self.in_batches(
       lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
       arrays,
     )
@@ -423,14 +319,14 @@ class TrainedRun:
     module, params = self.components[component], self.params[component]
     order, parts = np.argsort(lengths, kind="stable"), []
     for length in np.unique(lengths).tolist():
-      own = lengths == length
+      has_length = lengths == length
       # Pairs longer than `joint_length` are truncated, as in training.
       read = module.clone(joint_length=min(length, module.joint_length))
-      arrays = {"query": queries[own], "block": blocks[own]}
+      arrays = {"query": queries[has_length], "block": blocks[has_length]}
       parts.append(self.compute(function, read, params, **arrays))
     return np.concatenate(parts)[np.argsort(order)]
 
-  def _in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
+  def in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
     """Applies a function to padded batches of rows, and removes the padding."""
     (number,) = {len(array) for array in jax.tree.leaves(arrays)}
     parts = []
@@ -440,9 +336,9 @@ class TrainedRun:
       size = whole_batch(size, self.mesh.size)
       # Copies of the last row fill the batch.
       places = start + np.minimum(np.arange(size), count - 1)
-      found = function(jax.tree.map(operator.itemgetter(places), arrays))
-      parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
-    return jax.tree.map(lambda *own: np.concatenate(own), *parts)
+      result = function(jax.tree.map(operator.itemgetter(places), arrays))
+      parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], result))
+    return jax.tree.map(lambda *results: np.concatenate(results), *parts)
 
   def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "n q"]:
     """Returns `[CLS] x [SEP]` of each text, padded; long texts are truncated.
@@ -506,20 +402,23 @@ class TrainedRun:
       >>> found.rows.shape, found.scores.shape
       ((1, 3), (1, 3))
     """
-    if self.config.paths is not None and self.config.candidates != "none":
+    if self.config.paths is not None and self.retrieves:
       return self.config.paths.search(self, token_ids, k)
     if not self.reranks:
       return self.search_blocks(token_ids, k, current=current)
     number = self.config.rerank_depth
-    found = self.search_blocks(token_ids, max(k, number), current=current)
-    return reranked(self, token_ids, found, number, k)
+    result = self.search_blocks(token_ids, max(k, number), current=current)
+    return searches.reranked(self, token_ids, result, number, k)
+
+  # A method, so that a `PathSearch` can call it.
+  search_blocks = searches.search_blocks
 
   @property
   def reranks(self) -> bool:
     """Whether a cross-encoder reorders the retrieved blocks (never paths)."""
-    finds_blocks = self.config.candidates != "none" and not self.config.paths
-    has_one = RERANKER in self.components and finds_blocks
-    return has_one and self.config.rerank_depth > 0
+    finds_blocks = self.retrieves and self.config.paths is None
+    depth = self.config.rerank_depth if RERANKER in self.components else 0
+    return finds_blocks and depth > 0
 
   def restricted(self: AnyRun, where: Where | None, *, rerank: bool) -> AnyRun:
     """Returns this run with a filter, and with or without reranking.
@@ -533,128 +432,14 @@ class TrainedRun:
     config = dataclasses.replace(run.config, rerank_depth=0)
     return dataclasses.replace(run, config=config)
 
-  def search_blocks(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    k: int,
-    *,
-    current: bool = True,
-    hop: bool = False,
-  ) -> SearchResult:
-    """Returns the k best blocks of each query by the retriever.
-
-    A filtered run returns the k best of the allowed blocks. If these are few,
-    all are scored by their vectors. Otherwise the index is searched for more
-    and more blocks until k of them are allowed, so exact search stays exact.
-
-    The scores are f(x, z), computed from the snapshot's stored vectors, as in
-    training. Scores of an index with `has_own_scores`, such as BM25, are kept,
-    times the scale that the run has learned for them, if any.
-    """
-    if self.config.candidates == "none":
-      none = np.full((len(token_ids), 1), NULL_ROW, np.int32)
-      return SearchResult(none, np.zeros(none.shape, np.float32))
-    index, scale = self.snapshot.index, self.components.retriever.score_scale
-    changed = sorted({*self.edits, *self.hidden})
-    allowed = np.ones(index.num_blocks, bool)
+  @property
+  def searchable(self) -> Bool[np.ndarray, " n"]:
+    """Whether the filter allows each block, and it is not hidden."""
+    allowed = np.ones(self.snapshot.index.num_blocks, bool)
     if self.allowed is not None:
       allowed = self.allowed.copy()
     allowed[[*self.hidden]] = False
-    count = int(allowed.sum())
-    k = min(k, count)
-    if self.allowed is not None:
-      is_scored = not index.has_own_scores and count <= _SCORED_ROWS
-      cells = count if is_scored else index.num_blocks
-      if len(token_ids) > (most := max(1, _FILTERED_CELLS // cells)):
-        # A filter may need a search for all blocks, so it searches for some
-        # queries at a time.
-        parts = [
-          self.search_blocks(
-            token_ids[start : start + most], k, current=current, hop=hop
-          )
-          for start in range(0, len(token_ids), most)
-        ]
-        return SearchResult(
-          np.concatenate([part.rows for part in parts]),
-          np.concatenate([part.scores for part in parts]),
-        )
-      if is_scored:
-        vectors = self.embed_tokens(token_ids, current=current, hop=hop)
-        return self._best_of(np.flatnonzero(allowed), vectors, k)
-    # Exact search compiles a program for each k, so k is rounded to few values.
-    more = 1 << (len(changed) - 1).bit_length() if changed else 0
-    number = k + more
-    while True:
-      number = min(number, index.num_blocks)
-      found, vectors = self._search_index(
-        token_ids, number, current=current, hop=hop
-      )
-      if self.allowed is None or number == index.num_blocks:
-        break
-      fewest = allowed[found.rows].sum(axis=1).min(initial=number)
-      if fewest >= k:
-        break
-      number = 1 << (4 * number - 1).bit_length()
-    rows, scores = found.rows, found.scores
-    if self.config.index_scores:
-      scores = float(self.params["retriever"]["scale"]) * scores
-    elif vectors is not None and not index.has_own_scores:
-      scores = np.empty(rows.shape, np.float32)
-      bytes_of_query = rows.shape[1] * vectors[:1].nbytes
-      size = max(1, _SCORED_BYTES // max(1, bytes_of_query))
-      for start in range(0, len(rows), size):
-        own = slice(start, start + size)
-        stored = self.snapshot.vectors(rows[own])
-        scores[own] = scale * np.einsum("bd,bkd->bk", vectors[own], stored)
-    is_left_out = ~allowed[rows] | np.isin(rows, [*self.edits])
-    scores = np.where(is_left_out, -np.inf, scores)
-    if own := [row for row in self.edits if allowed[row]]:
-      edited = np.stack([self.edited_vectors[row] for row in own])
-      repeated = np.tile(np.array(own, rows.dtype), (len(rows), 1))
-      rows = np.concatenate([rows, repeated], axis=1)
-      scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
-    found = in_order(rows, scores.astype(np.float32))
-    return SearchResult(found.rows[:, :k], found.scores[:, :k])
-
-  def _best_of(
-    self,
-    rows: Int[np.ndarray, " n"],
-    vectors: Float32[np.ndarray, "b d"],
-    k: int,
-  ) -> SearchResult:
-    """Returns the k best of these rows for each query, by their vectors."""
-    scores = np.empty((len(vectors), len(rows)), np.float32)
-    size = max(1, _SCORED_BYTES // max(1, vectors[:1].nbytes))
-    for start in range(0, len(rows), size):
-      own = rows[start : start + size]
-      stored = self.snapshot.vectors(own)
-      for place, row in enumerate(own.tolist()):
-        if row in self.edits:
-          stored[place] = self.edited_vectors[row]
-      scores[:, start : start + size] = vectors @ stored.T
-    scale = np.float32(self.components.retriever.score_scale)
-    found = in_order(np.tile(rows, (len(vectors), 1)), scale * scores)
-    return SearchResult(found.rows[:, :k], found.scores[:, :k])
-
-  def search_as_trained(self, stage: Stage, batch: Batch) -> SearchResult:
-    """Searches as in training: with the order and the scores of the index.
-
-    A stage may search several times, with queries that depend on earlier
-    results.
-    """
-    retrieval = stage.retrieval
-    assert retrieval is not None
-    number = retrieval.num_searched(self.snapshot.num_blocks)
-    search = functools.partial(
-      self._search_index, k=number, current=retrieval.current_queries
-    )
-    found, _ = search(batch.array("query"))
-    for _ in range(stage.num_searches - 1):
-      context = self.stage_context(retrieval)
-      queries = stage.next_queries(batch, found, context)
-      following, _ = search(queries, hop=stage.hops)
-      found = stage.joined_results(found, following)
-    return found
+    return allowed
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""
@@ -663,30 +448,7 @@ class TrainedRun:
       return StageContext(self.components, self.newest_corpus, None, length)
     return StageContext(self.components, self.corpus, self.snapshot, length)
 
-  def _search_index(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    k: int,
-    *,
-    current: bool,
-    hop: bool = False,
-  ) -> tuple[SearchResult, Float32[np.ndarray, "n d"] | None]:
-    """Returns the index's results, with its own scores, and the query vectors.
-
-    For an index that needs no vectors, there are no query vectors.
-    """
-    index, vectors = self.snapshot.index, None
-    if index.needs_vectors:
-      vectors = self.embed_tokens(token_ids, current=current, hop=hop)
-
-    def find(batch: Any) -> tuple[np.ndarray, np.ndarray]:
-      found = index.search(QueryBatch(*batch), k)
-      return found.rows, found.scores
-
-    found = self._in_batches(find, (token_ids, vectors))
-    return SearchResult(*found), vectors
-
-  def hits(self, found: SearchResult) -> list[list[Hit]]:
+  def hits(self, result: SearchResult) -> list[list[Hit]]:
     """Returns the retrieved blocks of each query as `Hit`s.
 
     Example:
@@ -695,24 +457,21 @@ class TrainedRun:
       >>> [hit.block.row for hit in hits] == found.rows[0].tolist()
       True
     """
-    own, paths = found.retriever_scores, found.paths
-    probabilities = softmax(np.float64(found.scores if own is None else own), 1)
+    by_retriever, paths = result.retriever_scores, result.paths
+    scores = result.scores if by_retriever is None else by_retriever
+    probabilities = softmax(np.float64(scores), 1)
     if paths is None:
-      paths = found.rows[..., None]
-    hits = list[list[Hit]]()
-    for query, of_query in enumerate(paths.tolist()):
-      retrieved = [None] * len(of_query) if own is None else own[query].tolist()
-      hits.append(
-        [
-          Hit(self.joined(path), score, p, retriever_score=by_retriever)
-          for path, score, p, by_retriever in zip(
-            *(of_query, found.scores[query].tolist()),
-            *(probabilities[query].tolist(), retrieved),
-            strict=True,
-          )
-        ]
-      )
-    return hits
+      paths = result.rows[..., None]
+    if by_retriever is None:
+      by_retriever = np.full(result.scores.shape, None)
+    columns = paths, result.scores, probabilities, by_retriever
+    return [
+      [
+        Hit(self.joined(path), score, p, retriever_score=retriever_score)
+        for path, score, p, retriever_score in zip(*of_query, strict=True)
+      ]
+      for of_query in zip(*(array.tolist() for array in columns), strict=True)
+    ]
 
   def block(self, row: int) -> Block:
     """Returns a block of the corpus, edited if there is an edit.
@@ -737,12 +496,12 @@ class TrainedRun:
     Paths are padded to the length of the longest one.
     """
     paths = [
-      [[part.row for part in hit.block.parts] for hit in own] for own in hits
+      [[part.row for part in hit.block.parts] for hit in each] for each in hits
     ]
-    hops = max((len(path) for own in paths for path in own), default=1)
+    hops = max((len(path) for each in paths for path in each), default=1)
     padded = [
-      [[*path, *[NULL_ROW] * (hops - len(path))] for path in own]
-      for own in paths
+      [[*path, *[NULL_ROW] * (hops - len(path))] for path in each]
+      for each in paths
     ]
     tokens = self.gather(np.array(padded, np.int32))
     if hops == 1:
@@ -779,7 +538,7 @@ class TrainedRun:
   @property
   def can_edit(self) -> bool:
     """Whether blocks can be edited: the index must score by vectors only."""
-    return not self.snapshot.index.has_own_scores
+    return self.retrieves and not self.snapshot.index.has_own_scores
 
   def edited(
     self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()
@@ -812,26 +571,26 @@ class TrainedRun:
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
-    made = {
+    edits = {
       row: edited_block(
         self.vocabulary, self.corpus.block(row), text, self.corpus.block_length
       )
       for row, text in texts.items()
     }
     run = dataclasses.replace(
-      self, edits={**self.edits, **made}, hidden=frozenset(hidden)
+      self, edits={**self.edits, **edits}, hidden=frozenset(hidden)
     )
-    if not made:
+    if not edits:
       return run
     vectors = self.compute(
       embed_blocks,
       self.components.retriever,
       {**self.params["retriever"], **self.snapshot.query_params},
-      token_ids=run.gather(np.array([*made])),
+      token_ids=run.gather(np.array([*edits])),
     )
     # Rounded as in a snapshot.
     stored = vectors.astype(self.snapshot.embeddings.dtype).astype(np.float32)
-    vectors = {**self.edited_vectors, **dict(zip(made, stored, strict=True))}
+    vectors = {**self.edited_vectors, **dict(zip(edits, stored, strict=True))}
     return dataclasses.replace(run, edited_vectors=vectors)
 
   def filtered(self: AnyRun, where: Where) -> AnyRun:
@@ -854,54 +613,3 @@ class TrainedRun:
 def whole_batch(batch_size: int, devices: int) -> int:
   """Rounds a batch size up to a multiple of the number of devices."""
   return -(-batch_size // devices) * devices
-
-
-def _load_snapshot(
-  config: RunConfig,
-  model_dir: epath.Path,
-  wanted: Sequence[int],
-  *,
-  corpus: Corpus,
-  **settings: Any,
-) -> Snapshot:
-  """Loads the configured snapshot, or the first wanted one that exists."""
-  folder = epath.Path(config.snapshot or model_dir / SNAPSHOTS)
-  if config.snapshot is None:
-    published = SnapshotStore(folder).steps()
-    number = next((one for one in wanted if one in published), None)
-    if number is None:
-      raise MissingSnapshotError(
-        f"the checkpoint wants snapshot {wanted[-1]}, and {folder} has "
-        f"{published or 'none'}; build the newest checkpoint's with `python -m "
-        f"realm_jax.build_index --once --model_dir={model_dir}`, or name one "
-        "with SNAPSHOT"
-      )
-  elif (number := step_of(folder)) is not None:
-    folder = folder.parent
-  elif not folder.exists():
-    raise SnapshotError(
-      f"{folder} does not exist; want a snapshot, or a folder of them such "
-      f"as MODEL_DIR/{SNAPSHOTS}"
-    )
-  if number is None:
-    snapshot = load_newest(folder, corpus=corpus, **settings)
-  else:
-    snapshot = load_snapshot(folder, number, corpus=corpus, **settings)
-  logging.info(
-    "Searching snapshot %d (%s over %d blocks)",
-    *(snapshot.step, snapshot.index.kind, snapshot.num_blocks),
-  )
-  if snapshot.corpus.version < corpus.version:
-    logging.warning(
-      "Snapshot %d is of version %d of the corpus, which has version %d by "
-      "now; `python -m realm_jax.build_index --once` builds one of that "
-      "version",
-      *(snapshot.step, snapshot.corpus.version, corpus.version),
-    )
-  if config.index_scores and snapshot.index.needs_vectors:
-    raise SearchError(
-      "INDEX_SCORES is for an index without vectors, and snapshot "
-      f"{snapshot.step} is searched by {snapshot.index.kind!r}; give the "
-      "snapshot of the index that the run was trained with"
-    )
-  return snapshot

@@ -69,8 +69,8 @@ def line_scores(lines: Sequence[Line]) -> Scores:
 
 def with_first_order(line: Line, evidence: Sequence[Any]) -> Line:
   """Adds the scores of the retriever's order to a line."""
-  found = _of_order([{**line, "evidence": evidence}])
-  values = {name: float(value) for name, (value,) in found.items()}
+  scores = _of_order([{**line, "evidence": evidence}])
+  values = {name: float(value) for name, (value,) in scores.items()}
   return {**line, _FIRST: values}
 
 
@@ -108,13 +108,13 @@ def _path_scores(lines: Sequence[Line]) -> Scores:
   A path is right if it has all of them. `joint_exact_match` requires a right
   answer from a right path. Questions without `gold` have NaN.
   """
-  found: dict[str, list[float]] = {}
+  scores: dict[str, list[float]] = {}
   for line in lines:
     gold, evidence = {*line.get("gold", ())}, line["evidence"]
     is_right = [gold <= {*one.get("documents", ())} for one in evidence]
     for depth in _RECALL_DEPTHS[:2]:
       value = float(any(is_right[:depth])) if gold else np.nan
-      found.setdefault(f"path_recall_at_{depth}", []).append(value)
+      scores.setdefault(f"path_recall_at_{depth}", []).append(value)
     if "prediction" in line:
       block = (line.get("answer") or {}).get("block")
       of_answer = [
@@ -123,8 +123,8 @@ def _path_scores(lines: Sequence[Line]) -> Scores:
         if block is not None and one["block"] == block
       ]
       value = float(line["correct"] and any(of_answer)) if gold else np.nan
-      found.setdefault("joint_exact_match", []).append(value)
-  return {name: np.array(values) for name, values in found.items()}
+      scores.setdefault("joint_exact_match", []).append(value)
+  return {name: np.array(values) for name, values in scores.items()}
 
 
 def _retrieval_scores(contains: Bool[np.ndarray, "n k"], suffix: str) -> Scores:
@@ -162,13 +162,13 @@ def document_scores(lines: Sequence[Line]) -> Scores:
   names = "ndcg_at_10", "recall_at_100", "mrr_at_10"
   scores = {name: np.zeros(len(lines)) for name in names}
   for i, line in enumerate(lines):
-    wanted = np.array([g for g in line["references"].values() if g > 0])
-    found = np.array([document["grade"] for document in line["evidence"]])
-    ranks = 1 + np.flatnonzero(found > 0)
+    relevant = np.array([g for g in line["references"].values() if g > 0])
+    retrieved = np.array([document["grade"] for document in line["evidence"]])
+    ranks = 1 + np.flatnonzero(retrieved > 0)
     if len(ranks):
-      best = _gain(-np.sort(-wanted))
-      scores["ndcg_at_10"][i] = _gain(np.maximum(found, 0)) / best
-      scores["recall_at_100"][i] = len(ranks) / len(wanted)
+      best = _gain(-np.sort(-relevant))
+      scores["ndcg_at_10"][i] = _gain(np.maximum(retrieved, 0)) / best
+      scores["recall_at_100"][i] = len(ranks) / len(relevant)
       scores["mrr_at_10"][i] = 1.0 / ranks[0] if ranks[0] <= _TOP else 0.0
   return scores
 

@@ -19,7 +19,8 @@ from etils import epath
 from jaxtyping import Array, Float, Float32, Int, Int64
 
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.run import SENTENCE, RunConfig, TrainedRun
+from realm_jax.evaluation.config import RunConfig
+from realm_jax.evaluation.run import SENTENCE, TrainedRun
 from realm_jax.indexes.protocol import Blocks, QueryBatch, as_config
 from realm_jax.inputs.batch import padded
 from realm_jax.inputs.config import TaskContext
@@ -44,10 +45,10 @@ class WordMemory:
   """
 
   def __init__(self, directory: epath.PathLike, run: TrainedRun):
-    folder, own = epath.Path(directory), _owner(run)
+    folder, owner = epath.Path(directory), _owner(run)
     try:
       manifest = from_checked_json(read_bytes(folder / _MANIFEST))
-      if others := [name for name in own if manifest[name] != own[name]]:
+      if others := [name for name in owner if manifest[name] != owner[name]]:
         raise RealmError(f"it is of another {' and '.join(others)}")
       index = as_config(manifest["index"])
       file = StagedFiles(folder, [FileRecord(**manifest["keys"])]).get([_KEYS])
@@ -66,7 +67,7 @@ class WordMemory:
     self,
     query: Int[np.ndarray, "b q"],
     positions: Int[np.ndarray, "b m"],
-    own: Int64[np.ndarray, " b"],
+    sources: Int64[np.ndarray, " b"],
   ) -> tuple[Float32[np.ndarray, "b m k"], Int[np.ndarray, "b m k"]]:
     """Returns scores and words of the nearest keys of each mask.
 
@@ -75,18 +76,20 @@ class WordMemory:
     """
     states = null_states(self._run, query, positions)
     queries = QueryBatch.of_vectors(states.reshape(-1, states.shape[-1]))
-    found = self._index.search(queries, self._num_found)
-    rows = found.rows.reshape(*positions.shape, -1)
-    is_own = self.records["source"][rows] == own[:, None, None]
-    scores = np.where(is_own, -np.inf, found.scores.reshape(rows.shape))
+    result = self._index.search(queries, self._num_found)
+    rows = result.rows.reshape(*positions.shape, -1)
+    is_own = self.records["source"][rows] == sources[:, None, None]
+    scores = np.where(is_own, -np.inf, result.scores.reshape(rows.shape))
     return scores.astype(np.float32), self.records["word"][rows]
 
 
 def _owner(run: TrainedRun) -> dict[str, str | int]:
   """Returns the properties that a memory must share with a run."""
-  vocabulary = run.newest_corpus.vocab_sha256
-  own = {"vocabulary": vocabulary, "checkpoint": run.checkpoint_checksum}
-  return {"format_version": _FORMAT_VERSION, **own}
+  return {
+    "format_version": _FORMAT_VERSION,
+    "vocabulary": run.newest_corpus.vocab_sha256,
+    "checkpoint": run.checkpoint_checksum,
+  }
 
 
 def _dtype(run: TrainedRun) -> np.dtype:
@@ -115,6 +118,12 @@ def build_memory(
     extend: Memory of the run to extend. Its keys are kept, except for blocks
       that are no longer in the corpus, and only new blocks are read.
     index: Kind of index for searching the keys.
+
+  Example:
+    >>> config = realm_jax.load("runs/realm").config
+    >>> data = TaskContext("corpus")
+    >>> build_memory(config=config, data=data, output_dir="memory")
+    '106 masked words; 28 blocks were read'
   """
   run, kind = TrainedRun.load(config, max_batch=_BATCH), as_config(index).kind
   corpus, old = data.examples, np.zeros(0, _dtype(run))

@@ -42,8 +42,8 @@ def answer_by_writing(
   """Answers questions by texts: see `answer_from_blocks`."""
   del token_ids
   view = run.corpus.view(reader.view)
-  rows = np.array([[hit.block.row for hit in own] for own in hits])
-  blocks = [hit.block for own in hits for hit in own]
+  rows = np.array([[hit.block.row for hit in group] for group in hits])
+  blocks = [hit.block for group in hits for hit in group]
   texts = {
     number: block.text
     for number, block in enumerate(blocks)
@@ -61,21 +61,21 @@ def answer_by_writing(
       targets=target[:, None],
     )
   results = []
-  for number, (question, own) in enumerate(zip(questions, hits, strict=True)):
+  for number, (question, group) in enumerate(zip(questions, hits, strict=True)):
     tokens, *log_probs = jax.tree.map(operator.itemgetter(number), written)
     texts = [
       reader_texts.written_text(reader, view, ids) for ids in tokens.tolist()
     ]
-    answers = _answers(run, own, texts, *log_probs)
+    answers = _answers(run, group, texts, *log_probs)
     if answer is not None:
       of_answer = jax.tree.map(operator.itemgetter(number), scored)
-      (chosen,) = _answers(run, own, [answer], *of_answer)
+      (chosen,) = _answers(run, group, [answer], *of_answer)
     else:
       chosen = answers[0]
     # The part of each block in the chosen answer.
-    weights = np.exp(_log_prior(own)).tolist()
+    weights = np.exp(_log_prior(group)).tolist()
     likelihoods = np.exp(chosen.single.astype(np.float64)).tolist()
-    parts = zip(own, weights, likelihoods, chosen.answer.shares, strict=True)
+    parts = zip(group, weights, likelihoods, chosen.answer.shares, strict=True)
     results.append(
       Result(
         text=question,
@@ -100,11 +100,11 @@ def _write(
   Int[Array, "b m t"], Float[Array, "b m"] | None, Float[Array, "b m k"]
 ]:
   """Returns texts, log p given all blocks, and log p given each alone."""
-  found, single = reader.write(params, read)
+  texts, single = reader.write(params, read)
   if reader.fusion == "marginal":
-    return found.token_ids, None, single
-  length = (found.token_ids != PAD_ID).sum(axis=-1)
-  return found.token_ids, found.scores * length**reader.length_penalty, single
+    return texts.token_ids, None, single
+  length = (texts.token_ids != PAD_ID).sum(axis=-1)
+  return texts.token_ids, texts.scores * length**reader.length_penalty, single
 
 
 class _Written(NamedTuple):

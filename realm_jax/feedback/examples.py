@@ -127,10 +127,10 @@ class FeedbackExamples:
       self._read_file(number, path)
     self._polled_at = time.monotonic()
     if self.left_out.total() > before:
-      told = ", ".join(f"{n} {why}" for why, n in self.left_out.items())
+      reasons = ", ".join(f"{n} {why}" for why, n in self.left_out.items())
       logging.log_every_n_seconds(
         *(logging.WARNING, "%s: left out so far: %s", 60),
-        *(self.directory, told),
+        *(self.directory, reasons),
       )
 
   def _read_file(self, number: int, path: Path) -> None:
@@ -162,11 +162,11 @@ class FeedbackExamples:
         del self._waiting[next(iter(self._waiting))]
       return
     name, rewards = event["of"], checked_rewards(event["rewards"])
-    found = self._waiting.pop(name, None)
-    if found is None:
+    waiting = self._waiting.pop(name, None)
+    if waiting is None:
       self.left_out["rewards of an unknown list, or repeated"] += 1
       return
-    place, query, num_shown = found
+    place, query, num_shown = waiting
     if isinstance(rewards, list) and len(rewards) != num_shown:
       self.left_out["rewards of a list of another length"] += 1
       return
@@ -192,9 +192,9 @@ class FeedbackExamples:
   def _baseline(self, query: int) -> float:
     """Returns the mean reward of a query, shrunk towards the overall mean."""
     prior = self._of_all.total / max(self._of_all.count, 1.0)
-    own = self._of_queries.get(query, _Mean())
-    total = own.total + _PRIOR_COUNT * prior
-    return total / (own.count + _PRIOR_COUNT)
+    of_query = self._of_queries.get(query, _Mean())
+    total = of_query.total + _PRIOR_COUNT * prior
+    return total / (of_query.count + _PRIOR_COUNT)
 
 
 def total_reward(rewards: Rewards) -> float:
@@ -224,6 +224,6 @@ def _served(fields: Mapping[str, Any]) -> Served:
   is_drawn = temperature is None or 0 < float(temperature) < math.inf
   if not (is_whole and is_order and is_drawn and np.isfinite(scores).all()):
     raise FeedbackError("it is no list that a service has written")
-  own = blocks, hashes, scores, shown, temperature
+  columns = blocks, hashes, scores, shown, temperature
   steps = int(fields["checkpoint"]), int(fields["snapshot"])
-  return Served(str(fields["query"]), *own, *steps)
+  return Served(str(fields["query"]), *columns, *steps)

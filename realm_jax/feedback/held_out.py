@@ -92,37 +92,37 @@ def compare(
       *(len(kept), feedback_dir, _LEAST),
     )
     return None
-  found = _held_out(kept)
+  held_out = _held_out(kept)
   tokens, refused = encode_queries(
-    towers.corpus.vocabulary, found.texts, query_length
+    towers.corpus.vocabulary, held_out.texts, query_length
   )
   assert not refused
   scale = towers.retriever.score_scale
-  ids, index = np.unique(found.blocks, return_inverse=True)
+  ids, index = np.unique(held_out.blocks, return_inverse=True)
   rows_of_served, rows = (corpus.rows_of(ids) for corpus in corpora)
   # The embedder needs rows in rising order.
   order = np.argsort(rows)
   vectors = np.empty((len(ids), towers.retriever.vector_size), np.float32)
   vectors[order] = towers.embedder.embed(params, rows[order])
   stored = served.vectors(rows_of_served)
-  places = index.reshape(found.blocks.shape)
+  places = index.reshape(held_out.blocks.shape)
   values = []
-  for tower, own in ((served.query_params, stored), (params, vectors)):
+  for tower, z in ((served.query_params, stored), (params, vectors)):
     queries = np.asarray(towers.embed_queries(tower, tokens))
-    scores = scale * np.einsum("bd,bnd->bn", queries, own[places])
-    values.append(_values(scores.astype(np.float32), found))
+    scores = scale * np.einsum("bd,bnd->bn", queries, z[places])
+    values.append(_values(scores.astype(np.float32), held_out))
   return _compared(*values)
 
 
-def _can_be_compared(one: Feedback, corpora: Sequence[Corpus]) -> bool:
+def _can_be_compared(feedback: Feedback, corpora: Sequence[Corpus]) -> bool:
   """Returns whether candidates are unchanged, and rewards are informative."""
-  served = one.served
-  found = [corpus.rows_of(served.blocks) for corpus in corpora]
+  served = feedback.served
+  rows_of_corpora = [corpus.rows_of(served.blocks) for corpus in corpora]
   is_same = (
     (rows != NULL_ROW) & (corpus.content_hashes[rows] == served.hashes)
-    for corpus, rows in zip(corpora, found, strict=True)
+    for corpus, rows in zip(corpora, rows_of_corpora, strict=True)
   )
-  tells = served.temperature is not None or isinstance(one.rewards, list)
+  tells = served.temperature is not None or isinstance(feedback.rewards, list)
   return tells and all(same.all() for same in is_same)
 
 
@@ -169,9 +169,9 @@ def _values(
   )
   ratios = np.exp(np.minimum(change, np.log(_CLIP_RATIO)))
   ratios = np.where(held_out.is_drawn, ratios, 1.0)
-  own = np.take_along_axis(scores, np.maximum(lists.shown, 0), axis=1)
-  own = np.where(lists.shown >= 0, own, -np.inf)
-  shares = np.exp(own - own.max(axis=1, keepdims=True))
+  shown_scores = np.take_along_axis(scores, np.maximum(lists.shown, 0), axis=1)
+  shown_scores = np.where(lists.shown >= 0, shown_scores, -np.inf)
+  shares = np.exp(shown_scores - shown_scores.max(axis=1, keepdims=True))
   shares /= shares.sum(axis=1, keepdims=True)
   expected = (shares * lists.rewards).sum(axis=1)
   return np.stack([ratios, expected], axis=1)
@@ -182,9 +182,9 @@ def _compared(
 ) -> Comparison:
   """Compares weighted means; the interval is from resampled lists."""
 
-  def mean(own: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    weights = counts * own[:, 0]
-    return weights @ own[:, 1] / weights.sum(axis=-1)
+  def mean(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    weights = counts * values[:, 0]
+    return weights @ values[:, 1] / weights.sum(axis=-1)
 
   count, rng = len(served), np.random.default_rng(0)
   drawn = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)

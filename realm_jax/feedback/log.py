@@ -237,15 +237,15 @@ class FeedbackLog:
           "--max_feedback_gib"
         )
       new = dict[str, Rewards]()
-      for name, given in rewards:
+      for name, sent in rewards:
         number = self._lengths.get(name)
-        if isinstance(given, list) and number not in (None, len(given)):
+        if isinstance(sent, list) and number not in (None, len(sent)):
           raise FeedbackError(
-            f"{len(given)} rewards for the request_id {name!r:.60}, whose list "
+            f"{len(sent)} rewards for the request_id {name!r:.60}, whose list "
             f"has {number} passages; send one for each passage, or one number"
           )
         if name not in self._recent:
-          new.setdefault(name, given)
+          new.setdefault(name, sent)
       now = round(time.time(), 3)
       lines = [{"rewards": x, "of": n, "time": now} for n, x in new.items()]
       self.num_rewards += self._write(lines, sync=True)

@@ -136,11 +136,11 @@ def _write_parts(
     blocks.check()
     rows = range(start, min(start + _ROWS_PER_PART, blocks.num_blocks))
     words = [blocks.token_ids(row) for row in rows]
-    own = lengths[start : rows.stop]
-    own[:] = [len(of_block) for of_block in words]
+    sizes = lengths[start : rows.stop]
+    sizes[:] = [len(of_block) for of_block in words]
     flat = np.concatenate(words)
     counts = sparse.csr_array(
-      (np.ones(len(flat), np.int32), flat, np.append(0, np.cumsum(own))),
+      (np.ones(len(flat), np.int32), flat, np.append(0, np.cumsum(sizes))),
       shape=(len(rows), blocks.vocab_size),
     ).tocsc()
     counts.sum_duplicates()
@@ -203,20 +203,21 @@ class Bm25Index(Index):
     for i, words in enumerate(queries.token_ids):
       # `sums` is 0 for every block here.
       words = words[self._bounds[words] > 0]
-      found = self._candidates(words, k, sums)
+      candidates = self._candidates(words, k, sums)
       # In the order of the query, because float32 sums depend on it.
       columns = {
-        word: self._scores_of(word, found, sums) for word in {*words.tolist()}
+        word: self._scores_of(word, candidates, sums)
+        for word in {*words.tolist()}
       }
-      total = np.zeros(len(found), np.float32)
+      total = np.zeros(len(candidates), np.float32)
       for word in words.tolist():
         total += columns[word]
       # Ties go to the lower row, also for the k-th block.
       order = np.argsort(-total, kind="stable")[:k]
       count = len(order)
-      rows[i, :count], scores[i, :count] = found[order], total[order]
+      rows[i, :count], scores[i, :count] = candidates[order], total[order]
       if count < k:
-        rows[i, count:] = np.setdiff1d(np.arange(k), found)[: k - count]
+        rows[i, count:] = np.setdiff1d(np.arange(k), candidates)[: k - count]
     return SearchResult(rows=rows, scores=scores)
 
   def _candidates(
@@ -234,37 +235,37 @@ class Bm25Index(Index):
     while place < len(terms) and rest[place] >= at_least:
       word, count = terms[place]
       rows, scores = self._postings(word)
-      own = sums[rows] + count * scores
-      sums[rows] = own
-      at_least = max(at_least, _kth_best(own, k))
+      partial = sums[rows] + count * scores
+      sums[rows] = partial
+      at_least = max(at_least, _kth_best(partial, k))
       place += 1
     is_kept = sums >= max(at_least - rest[place], _SMALLEST)
-    found = np.flatnonzero(is_kept).astype(np.int32)
-    own = sums[found]
+    rows_left = np.flatnonzero(is_kept).astype(np.int32)
+    partial = sums[rows_left]
     sums.fill(0)
     for i in range(place, len(terms)):
       word, count = terms[i]
-      own += count * self._scores_of(word, found, sums)
-      at_least = max(at_least, _kth_best(own, k))
-      is_kept = own >= at_least - rest[i + 1]
-      found, own = found[is_kept], own[is_kept]
-    return found
+      partial += count * self._scores_of(word, rows_left, sums)
+      at_least = max(at_least, _kth_best(partial, k))
+      is_kept = partial >= at_least - rest[i + 1]
+      rows_left, partial = rows_left[is_kept], partial[is_kept]
+    return rows_left
 
   def _scores_of(self, word: int, rows: Rows, zeros: Sums) -> Scores:
     """Returns a word's scores for some rows, 0 for rows without the word."""
-    own, scores = self._postings(word)
-    if len(own) < _POSTINGS_PER_LOOKUP * len(rows):
-      zeros[own] = scores
-      added = zeros[rows]
-      zeros[own] = 0
-      return added
-    places = np.searchsorted(own, rows)
-    places[places == len(own)] = 0
-    return np.where(own[places] == rows, scores[places], np.float32(0))
+    postings, scores = self._postings(word)
+    if len(postings) < _POSTINGS_PER_LOOKUP * len(rows):
+      zeros[postings] = scores
+      found_scores = zeros[rows]
+      zeros[postings] = 0
+      return found_scores
+    places = np.searchsorted(postings, rows)
+    places[places == len(postings)] = 0
+    return np.where(postings[places] == rows, scores[places], np.float32(0))
 
   def _postings(self, word: int) -> tuple[Rows, Scores]:
-    own = slice(self._starts[word], self._starts[word + 1])
-    return self._rows[own], self._scores[own]
+    place = slice(self._starts[word], self._starts[word + 1])
+    return self._rows[place], self._scores[place]
 
 
 def _kth_best(scores: Scores, k: int) -> float:

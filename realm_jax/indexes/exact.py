@@ -7,7 +7,7 @@ new snapshot of the same capacity is searched without compiling anything.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ class ExactConfig(IndexConfig):
 
   kind: ClassVar[str] = "exact"
   has_files: ClassVar[bool] = False
-  dtype: Annotated[str, Named(None)] = "float32"
+  dtype: Annotated[Literal["float32", "bfloat16"], Named(None)] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None
 
@@ -205,19 +205,19 @@ class GroundTruth:
     for start in range(0, num_blocks, size):
       rows = vectors[start : start + size]
       part = ExactIndex(rows, ExactConfig(capacity=size))
-      found = part.search(queries, min(k, part.num_blocks))
-      best = np.concatenate([best, found.scores], axis=1)
+      result = part.search(queries, min(k, part.num_blocks))
+      best = np.concatenate([best, result.scores], axis=1)
       best = -np.sort(-best, axis=1)[:, :k]
     self._best = best
 
-  def recall(self, found: SearchResult) -> float:
+  def recall(self, result: SearchResult) -> float:
     """Returns the share of blocks that score no worse than the k-th best.
 
     k is the number of retrieved blocks, at most the constructor's k.
     """
-    vectors = self._gather(found.rows).astype(np.float32)
+    vectors = self._gather(result.rows).astype(np.float32)
     scores = np.einsum("bd,bkd->bk", self._query_vectors, vectors)
-    k = found.rows.shape[1]
+    k = result.rows.shape[1]
     worst = self._best[:, k - 1 : k]
     return float(np.mean(scores >= worst - _TIE * abs(worst)))
 

@@ -63,8 +63,8 @@ def make_plan(
   """
   scores = _MAX_SCORES[platform] // max(1, num_queries)
   fits = 1 << (max(1, scores).bit_length() - 1)
-  wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
-  rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
+  at_least = 1 << (_ROWS_PER_K * k - 1).bit_length()
+  rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), at_least)
   return SearchPlan(
     k=k,
     rows_per_step=min(rows_per_step or rows, num_rows // devices),
@@ -97,8 +97,8 @@ def search(
     # the results of all devices for its group's queries, and merges them.
     everyone = lax.all_gather(queries, BATCH_AXES, tiled=True)
     first_row = lax.axis_index(MESH_AXES) * len(vectors)
-    found = _local_top_k(everyone, vectors, num_blocks, first_row, plan)
-    scores, rows = (_own_queries(part) for part in found)
+    local_best = _local_top_k(everyone, vectors, num_blocks, first_row, plan)
+    scores, rows = (_own_queries(part) for part in local_best)
     # Devices come in row order, so the lower row still wins a tie.
     return _best_of(scores, rows, plan.k)
 
@@ -114,19 +114,19 @@ def search(
   )(queries, vectors, num_blocks)
 
 
-def _own_queries(found: Shaped[Array, "all_b k"]) -> Shaped[Array, "b c"]:
+def _own_queries(results: Shaped[Array, "all_b k"]) -> Shaped[Array, "b c"]:
   """Exchanges results, so that each device has all results of its queries."""
-  k = found.shape[-1]
+  k = results.shape[-1]
   groups = lax.axis_size(BATCH_AXES)
-  found = found.reshape(groups, -1, k)
-  found = lax.all_to_all(found, BATCH_AXES, split_axis=0, concat_axis=0)
-  found = found.transpose(1, 0, 2)
+  results = results.reshape(groups, -1, k)
+  results = lax.all_to_all(results, BATCH_AXES, split_axis=0, concat_axis=0)
+  results = results.transpose(1, 0, 2)
   if lax.axis_size(MODEL_AXIS) > 1:
     # The devices of a group have the same queries, and each has received the
     # results of different devices. As `model` is the inner axis, gathering
     # along it keeps the results in row order.
-    found = lax.all_gather(found, MODEL_AXIS, axis=2)
-  return found.reshape(found.shape[0], -1)
+    results = lax.all_gather(results, MODEL_AXIS, axis=2)
+  return results.reshape(results.shape[0], -1)
 
 
 def _best_of(
@@ -163,10 +163,11 @@ def _local_top_k(
     )
     rows = start + jnp.arange(size)
     is_new = (rows >= i * size) & (rows < real)
-    found = _candidates(scores, is_new, first_row + rows, plan)
+    candidates = _candidates(scores, is_new, first_row + rows, plan)
     # Earlier results come first because their rows are lower.
     scores, rows = (
-      jnp.concatenate(parts, axis=1) for parts in zip(best, found, strict=True)
+      jnp.concatenate(parts, axis=1)
+      for parts in zip(best, candidates, strict=True)
     )
     return _best_of(scores, rows, plan.k)
 

@@ -107,16 +107,16 @@ class HybridIndex(Index):
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns the k best blocks of both indexes."""
     check_k(k, self.num_blocks)
-    number = min(max(k, self._config.num_fused), self.num_blocks)
-    dense = self._dense.search(queries, number)
-    words = self._words.search(queries, number)
-    found = [
+    depth = min(max(k, self._config.num_fused), self.num_blocks)
+    dense = self._dense.search(queries, depth)
+    words = self._words.search(queries, depth)
+    fused = [
       self._fused(*of_query, k)
       for of_query in zip(
         dense.rows, dense.scores, words.rows, words.scores, strict=True
       )
     ]
-    rows, scores = (np.stack(part) for part in zip(*found, strict=True))
+    rows, scores = (np.stack(part) for part in zip(*fused, strict=True))
     return SearchResult(rows, scores)
 
   def _fused(

@@ -9,6 +9,7 @@ steps, and searches at a normal one. If it dies, the run ends.
 """
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -87,9 +88,10 @@ class IsolatedIndex(Index):
     """
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
+    queries = dataclasses.replace(queries, vectors=vectors)
     with self._lock, self._exchange(_SEARCH_SECONDS):
-      self._connection.send((vectors, k))
-      return SearchResult(*self._connection.recv())
+      self._connection.send((queries, k))
+      return self._connection.recv()
 
   @property
   def pid(self) -> int:
@@ -162,9 +164,7 @@ def _serve(connection: Connection) -> None:
     return
   connection.send(None)
   while True:
-    queries, k = connection.recv()
-    found = index.search(QueryBatch.of_vectors(queries), k)
-    connection.send((found.rows, found.scores))
+    connection.send(index.search(*connection.recv()))
 
 
 if __name__ == "__main__":

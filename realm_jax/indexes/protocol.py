@@ -136,7 +136,7 @@ class Blocks:
   check: Callable[[], None] = lambda: None
 
   def embedded(self) -> Rows:
-    """Returns the vectors; raises ValueError if nothing has been embedded."""
+    """Returns the vectors; raises RealmError if nothing has been embedded."""
     if self.vectors is None:
       raise RealmError("this index needs the blocks' vectors; embed them first")
     return self.vectors
@@ -257,10 +257,10 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
     )
   module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
-  known = {field.name for field in dataclasses.fields(config)}
-  own = {name: parameters[name] for name in known & parameters.keys()}
+  names = {field.name for field in dataclasses.fields(config)}
+  settings = {name: parameters[name] for name in names & parameters.keys()}
   try:
-    return config(**own)
+    return config(**settings)
   except (RealmError, TypeError) as error:
     raise IndexLoadError(f"the index {kind!r} cannot be: {error}") from error
 

@@ -230,17 +230,17 @@ def fastest_point(
     # Points below the target need no timing.
     while not seconds or (recall >= target and len(seconds) < _REPEATS):
       start = time.perf_counter()
-      found = index.search(truth.queries, truth.k)
+      result = index.search(truth.queries, truth.k)
       seconds.append(time.perf_counter() - start)
-      recall = truth.recall(found)
+      recall = truth.recall(result)
     rate = len(truth.queries.token_ids) / min(seconds)
     points.append(Point(index.tree, recall, rate))
     return recall >= target
 
   def tried(
-    given: int | None, low: int, high: int, grid: Sequence[int]
+    fixed: int | None, low: int, high: int, grid: Sequence[int]
   ) -> list[int]:
-    values = grid if given is None else [given]
+    values = grid if fixed is None else [fixed]
     return sorted({max(low, min(value, high)) for value in values})
 
   leaves = tried(leaves_searched, 1, num_leaves, _LEAVES)

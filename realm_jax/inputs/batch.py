@@ -178,8 +178,8 @@ def padded(
     return np.array(values, dtype)
   longest = np.max([np.shape(value) for value in values], axis=0).astype(int)
   sizes = [
-    found if size is None else size
-    for size, found in zip(shape, longest.tolist(), strict=True)
+    most if size is None else size
+    for size, most in zip(shape, longest.tolist(), strict=True)
   ]
   padding = b"" if dtype is object else 0
   joined = np.full((len(values), *sizes), padding, dtype)

@@ -104,9 +104,9 @@ def _batches(
       some = used[int(np.argmax(is_real))]
       assert some is not None
       arrays, host = _joined([one or some for one in used], stream.spec, config)
-      own = arrays.pop("position")
-      positions = np.where(is_real, own + size, positions)
-      yield Batch(arrays, host, np.where(is_real, own, FILLER), positions)
+      current = arrays.pop("position")
+      positions = np.where(is_real, current + size, positions)
+      yield Batch(arrays, host, np.where(is_real, current, FILLER), positions)
 
 
 def _joined(

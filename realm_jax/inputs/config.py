@@ -18,6 +18,7 @@ from typing import Annotated
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import TaskError
 from realm_jax.settings import (
   Fraction,
@@ -78,6 +79,16 @@ class TaskContext:
   unmasked_span_kinds: Annotated[Sequence[str], OfRun()] = ("number",)
   sentence_removal_probability: Fraction = 0.9
 
+  def question_file(self, split: str) -> epath.Path:
+    """Returns the place of a split's questions; raises `TaskError` if none."""
+    if split in self.question_files:
+      return epath.Path(self.question_files[split])
+    raise TaskError(
+      f"there is no file of questions for the split {split!r}, only for "
+      f"{', '.join(self.question_files) or 'none'}; give one (show_task "
+      "--questions, or QUESTIONS or TRAIN_QUESTIONS of a run)"
+    )
+
   @property
   def question_paths(self) -> list[str]:
     """The files and folders of questions, without the prefix `tfds:`."""
@@ -100,11 +111,11 @@ class TaskContext:
     """
     if self.pretraining_corpus_dir is None:
       return self.corpus
-    found = Corpus.open(
+    corpus = Corpus.open(
       self.pretraining_corpus_dir, version=self.corpus_version
     )
-    found.require_vocabulary_of(self.corpus)
-    return found
+    corpus.require_vocabulary_of(self.corpus)
+    return corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,12 +150,17 @@ class DataConfig(TaskContext):
 
   def __post_init__(self) -> None:
     require_valid(self)
+    for name in _LENGTHS.keys() & self.other_lengths.keys():
+      raise RealmError(
+        f"OTHER_LENGTHS has {name!r}, whose length is {_LENGTHS[name].upper()};"
+        " set that"
+      )
 
   @property
   def lengths(self) -> dict[str, int]:
     """Padded length of each feature, for seqio's `sequence_length`."""
-    own = {name: getattr(self, field) for name, field in _LENGTHS.items()}
-    return {**own, **self.other_lengths}
+    lengths = {name: getattr(self, field) for name, field in _LENGTHS.items()}
+    return {**lengths, **self.other_lengths}
 
 
 _CURRENT = contextvars.ContextVar[TaskContext]("task_context")

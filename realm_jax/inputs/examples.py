@@ -44,8 +44,8 @@ def _import_tasks(module_name: str) -> None:
         "PYTHONPATH?"
       ) from error
     raise
-  for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-    importlib.import_module(f"{module_name}.{found.name}")
+  for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+    importlib.import_module(f"{module_name}.{submodule.name}")
 
 
 def find_task(
@@ -56,18 +56,19 @@ def find_task(
   Raises:
     TaskError: There is no such task; the message lists similar names.
   """
-  left = [one for one in task_modules if isinstance(one, NotImported)]
+  untrusted = [one for one in task_modules if isinstance(one, NotImported)]
   for module_name in task_modules:
-    if module_name not in left:
+    if module_name not in untrusted:
       _import_tasks(module_name)
   known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name in known:
     return seqio.get_mixture_or_task(name)
-  if left:
+  if untrusted:
     raise TaskError(
-      f"no task named {name!r} here. The run has tasks in {', '.join(left)}, "
-      "and nothing is imported because a MODEL_DIR names it; give "
-      f"--modules={','.join(left)} if you trust that"
+      f"no task named {name!r} here. The run has tasks in "
+      f"{', '.join(untrusted)}, and nothing is imported because a MODEL_DIR "
+      "names it; give "
+      f"--modules={','.join(untrusted)} if you trust that"
     )
   near = difflib.get_close_matches(name, known, cutoff=0.4)
   raise TaskError(
@@ -184,7 +185,7 @@ class ExampleStream:
         tf.numpy_function(self._request, [self._num_made], tf.int64), [None]
       )
     )
-    return requests.take_while(lambda found: tf.size(found) > 0).unbatch()
+    return requests.take_while(lambda batch: tf.size(batch) > 0).unbatch()
 
   @functools.cached_property
   def _chunks(self) -> tf.data.Dataset:
@@ -249,8 +250,8 @@ class ExampleStream:
       drawn = tf.ensure_shape(drawn, [None])
       parts, kinds = [], {}
       for number, task in enumerate(tasks):
-        own = tf.data.Dataset.from_tensor_slices(batch[drawn == number])
-        records = self._readers[task.name].records_at(own)
+        places = tf.data.Dataset.from_tensor_slices(batch[drawn == number])
+        records = self._readers[task.name].records_at(places)
         parts.append(self._examples_of(task, records))
         kinds[task.name] = {
           (n, x.dtype.name, x.shape.rank)
@@ -368,6 +369,6 @@ class ExampleStream:
             "several examples of one"
           )
         # Examples come in the order of records, so earlier ones were dropped.
-        while (found := self._in_flight.popitem(last=False))[0] != position:
-          self._possible[found[1]] -= 1
-        self._fruitless[found[1]] = 0
+        while (requested := self._in_flight.popitem(last=False))[0] != position:
+          self._possible[requested[1]] -= 1
+        self._fruitless[requested[1]] = 0

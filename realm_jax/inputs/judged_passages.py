@@ -35,7 +35,7 @@ from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import TaskError
 from realm_jax.inputs.beir import JudgedQuery, read_queries
 from realm_jax.inputs.config import current_context
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import RunFilesSource
 from realm_jax.storage.json_files import read_object, require_unicode
 from realm_jax.storage.line_files import IndexedLines, lines_of
 
@@ -109,17 +109,19 @@ def read_scored(line: bytes) -> Judged:
   """
   judged, fields = read_judged(line), read_object(line)
   num_positives, num_negatives = map(len, (judged.positives, judged.negatives))
-  given = next((fields[n] for n in _SCORES if fields.get(n) is not None), None)
-  if given is None and "pos_scores" in fields:
-    given = [
+  listed = next((fields[n] for n in _SCORES if fields.get(n) is not None), None)
+  if listed is None and "pos_scores" in fields:
+    listed = [
       *_listed(fields["pos_scores"]),
       *_listed(fields.get("neg_scores", [])),
     ]
-  if given is None:
-    own = [_listed(_first(fields, names)) for names in (_POSITIVES, _NEGATIVES)]
-    passages = [one for part in own for one in part if one is not None]
-    given = [p.get("score") if isinstance(p, dict) else None for p in passages]
-  scores = _listed(given)
+  if listed is None:
+    judged_lists = [
+      _listed(_first(fields, names)) for names in (_POSITIVES, _NEGATIVES)
+    ]
+    passages = [one for part in judged_lists for one in part if one is not None]
+    listed = [p.get("score") if isinstance(p, dict) else None for p in passages]
+  scores = _listed(listed)
   for one in scores:
     is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
     if not is_number or not math.isfinite(one):
@@ -157,7 +159,7 @@ def _texts(value: Any, name: str) -> list[str]:
 
 
 def _passages(value: Any, name: str) -> list[Passage]:
-  found = []
+  passages = []
   for one in _listed(value):
     fields = one if isinstance(one, dict) else {"text": one}
     title, text = fields.get("title") or "", fields.get("text")
@@ -168,8 +170,8 @@ def _passages(value: Any, name: str) -> list[Passage]:
     if not is_text or not (title + text).strip():
       raise RealmError(f"{name} is {one!r:.80}; want a text")
     require_unicode(title + text, name)
-    found.append(Passage(title, text))
-  return found
+    passages.append(Passage(title, text))
+  return passages
 
 
 def _read_triple(line: bytes) -> Judged:
@@ -281,15 +283,15 @@ class JudgedRecords:
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
     """Reads queries by their indices."""
-    found = [self._queries[index] for index in indices.tolist()]
-    passages = [[*one.positives, *one.negatives] for one in found]
-    scores = {"scores": [np.array(one.scores, np.float32) for one in found]}
+    queries = [self._queries[index] for index in indices.tolist()]
+    passages = [[*one.positives, *one.negatives] for one in queries]
+    scores = {"scores": [np.array(one.scores, np.float32) for one in queries]}
     return (scores if self._has_scores else {}) | {
-      "query": [one.query.encode() for one in found],
-      "titles": [_encoded(p.title for p in own) for own in passages],
-      "texts": [_encoded(p.text for p in own) for own in passages],
-      "num_positives": [len(one.positives) for one in found],
-      "answers": [_encoded(one.answers) for one in found],
+      "query": [one.query.encode() for one in queries],
+      "titles": [_encoded(p.title for p in of_query) for of_query in passages],
+      "texts": [_encoded(p.text for p in of_query) for of_query in passages],
+      "num_positives": [len(one.positives) for one in queries],
+      "answers": [_encoded(one.answers) for one in queries],
     }
 
 
@@ -297,22 +299,15 @@ def _encoded(texts: Any) -> np.ndarray:
   return np.array([text.encode() for text in texts], object)
 
 
-class JudgedSource(RandomAccessSource):
+class JudgedSource(RunFilesSource):
   """The judged queries of the run's files or folders, one for each split.
 
   With `has_scores`, they are files of JSON that have a score for each passage.
   """
 
   def __init__(self, *, has_scores: bool = False):
-    super().__init__(splits=(), caching_permitted=False)
+    super().__init__()
     self._has_scores = has_scores
-
-  def __str__(self) -> str:
-    return f"the judged passages {dict(current_context().question_files)}"
-
-  @property
-  def splits(self) -> Sequence[str]:
-    return tuple(current_context().question_files)
 
   def open(self, split: str) -> JudgedRecords:
     """Opens a file, or the folder in BEIR's format whose qrels have the split.
@@ -320,7 +315,7 @@ class JudgedSource(RandomAccessSource):
     Raises:
       TaskError: The file is missing, or a line has none of the forms.
     """
-    path = epath.Path(current_context().question_files[split])
+    path = current_context().question_file(split)
     if self._has_scores and (path.is_dir() or path.suffix == ".tsv"):
       raise TaskError(f"{path} has no scores of passages; want JSON Lines")
     if path.is_dir():

@@ -157,13 +157,13 @@ class PublishedSource(QuestionSource):
       size = sizes["train"] + sizes["dev"]
     if size is None or len(questions) == size:
       return
-    own = "open_qa_regex" if self.answer_kind == "regex" else "open_qa"
+    task = "open_qa_regex" if self.answer_kind == "regex" else "open_qa"
     raise TaskError(
       f"{place} has {len(questions):,} questions for the split "
       f"{split!r} of {self._name}, where {size:,} are published: the data are "
       f"partial, changed, or of another set. Fetch them again ({self._get}). "
       "For a part on purpose, write your questions to JSON Lines, and train on "
-      f"the task {own}"
+      f"the task {task}"
     )
 
   def _wanted(self, split: str) -> str:
@@ -189,24 +189,24 @@ class PublishedSource(QuestionSource):
   ) -> tuple[Form, list[Question]]:
     """Reads the files of the form that a folder or a file has."""
     folder = place if place.is_dir() else place.parent
-    found: list[tuple[Form, dict[str, list[epath.Path]]]] = []
+    matches: list[tuple[Form, dict[str, list[epath.Path]]]] = []
     for form in self._files:
       paths = {name: sorted(folder.glob(name)) for name in form.parts(split)}
       there = [path for matched in paths.values() for path in matched]
       if there if place == folder else place in there:
-        found.append((form, paths))
-    if not found:
+        matches.append((form, paths))
+    if not matches:
       raise TaskError(
         f"no {split!r} questions of {self._name} at {place}; wanted "
         f"{self._wanted(split)}"
       )
-    if len({str(form.sizes) for form, _ in found}) > 1:
+    if len({str(form.sizes) for form, _ in matches}) > 1:
       raise TaskError(
         f"{place} has several forms of {self._name}: "
-        f"{'; '.join(', '.join(paths) for _, paths in found)}. Name a "
+        f"{'; '.join(', '.join(paths) for _, paths in matches)}. Name a "
         "file instead of the folder"
       )
-    form, paths = found[0]
+    form, paths = matches[0]
     if missing := [name for name, matched in paths.items() if not matched]:
       raise TaskError(
         f"{folder} has only some of the {split!r} questions of {self._name}: "

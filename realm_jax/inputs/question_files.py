@@ -219,14 +219,14 @@ class QuestionRecords:
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
     """Describes questions that will be truncated, or cannot be scored."""
-    found, num_words = [], lengths["query"] - 2
+    complaints, num_words = [], lengths["query"] - 2
     # A mask is one wordpiece, like a punctuation mark.
     texts = [q.question.replace(MASK, ".") for q in self.questions]
     tokens = self._context.corpus.vocabulary.tokenize_with_offsets(texts)
     sizes = np.diff(tokens.row_offsets)
     if cut := np.flatnonzero(sizes > num_words).tolist():
       named = [f"{self.questions[i].question_id} ({sizes[i]})" for i in cut]
-      found.append(
+      complaints.append(
         f"{len(cut):,} of {len(self):,} questions have more than {num_words} "
         f"wordpieces and are cut; raise QUERY_LENGTH to {sizes.max() + 2} for "
         f"all: {listed(named)}"
@@ -240,7 +240,7 @@ class QuestionRecords:
       elif not any(answer.strip() for answer in answers):
         unusable.append(name)
     if unusable:
-      found.append(
+      complaints.append(
         f"{len(unusable):,} questions have no answer, or one that is no valid "
         "pattern and matches nothing; without any other, a question teaches "
         f"nothing and is scored as wrong: {listed(unusable)}"
@@ -251,11 +251,11 @@ class QuestionRecords:
       if (q.gold_ids or q.gold_titles) and not self._gold(q)
     ]
     if lacking:
-      found.append(
+      complaints.append(
         f"{len(lacking):,} questions have a path with a document that the "
         f"corpus lacks, and teach none: {listed(lacking)}"
       )
-    return found
+    return complaints
 
 
 def read_split(
@@ -268,14 +268,7 @@ def read_split(
       has no file for the split.
     FileNotFoundError: The file is missing.
   """
-  files = current_context().question_files
-  if split not in files:
-    raise TaskError(
-      f"there is no file of questions for the split {split!r}, only for "
-      f"{', '.join(files) or 'none'}; give one (show_task --questions, or "
-      "QUESTIONS or TRAIN_QUESTIONS of a run)"
-    )
-  path = epath.Path(files[split])
+  path = current_context().question_file(split)
   questions = list(read_json_lines(path, to_question))
   if not questions:
     raise TaskError(f"{path} has no line; {WANTED}")
@@ -311,13 +304,14 @@ class QuestionExamples:
     )
     self._positions = np.sort(np.concatenate([*rows]))
     for problem in self._records.problems(config.lengths):
-      logging.warning("%s: %s", *config.question_paths, problem)
+      path = config.question_file(config.split)
+      logging.warning("%s: %s", path, problem)
 
   def __iter__(self) -> Generator[Example, None, None]:
     words, length = self._config.corpus.vocabulary, self._config.query_length
     for position in self._positions:
-      found = self._records.lookup(position[np.newaxis])
-      record = {name: values[0] for name, values in found.items()}
+      records = self._records.lookup(position[np.newaxis])
+      record = {name: values[0] for name, values in records.items()}
       token_ids = record.pop("question_tokens")[: length - 2]
       query = np.array([words.cls_id, *token_ids, words.sep_id])
       kind = self._kind.encode()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from realm_jax.answers.match import AnswerKind
-from realm_jax.inputs.config import current_context
 from realm_jax.inputs.question_files import (
   Question,
   QuestionRecords,
@@ -11,18 +10,18 @@ from realm_jax.inputs.question_files import (
   read_question,
   read_split,
 )
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import RunFilesSource
 
 __all__ = ["JsonLinesSource", "Question", "QuestionSource"]
 
 
-class QuestionSource(RandomAccessSource):
+class QuestionSource(RunFilesSource):
   """A source of questions, whose answers are strings or regular expressions."""
 
   def __init__(
     self, *, splits: Sequence[str] = (), answer_kind: AnswerKind = "string"
   ):
-    super().__init__(splits=splits, caching_permitted=False)
+    super().__init__(splits)
     self.answer_kind: AnswerKind = answer_kind
 
 
@@ -41,13 +40,6 @@ class JsonLinesSource(QuestionSource):
   ):
     super().__init__(answer_kind=answer_kind)
     self._to_question = to_question
-
-  def __str__(self) -> str:
-    return f"the questions {dict(current_context().question_files)}"
-
-  @property
-  def splits(self) -> Sequence[str]:
-    return tuple(current_context().question_files)
 
   def open(self, split: str) -> QuestionRecords:
     return read_split(split, self.answer_kind, self._to_question)

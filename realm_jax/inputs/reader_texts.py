@@ -43,12 +43,12 @@ def prompt_ids(
     RealmError: The template lacks `{query}`.
   """
   length = reader.input_length
-  found = np.full((len(queries), length), PAD_ID, np.int32)
-  for own, query in zip(found, queries, strict=True):
+  prompts = np.full((len(queries), length), PAD_ID, np.int32)
+  for row, query in zip(prompts, queries, strict=True):
     text = _filled(reader.prompt, "{query}", query)
     ids = view.vocabulary.encode(text)[:length]
-    own[: len(ids)] = ids
-  return found
+    row[: len(ids)] = ids
+  return prompts
 
 
 def passage_ids(
@@ -93,13 +93,13 @@ def passage_ids(
   for start, begin in zip(starts, begins, strict=True):
     places = np.where(column >= begin, column - begin + start, places)
   is_token = (column < end) & (flat != NULL_ROW)[:, None]
-  found = np.take_along_axis(table, np.where(is_token, places, 0), axis=1)
+  passages = np.take_along_axis(table, np.where(is_token, places, 0), axis=1)
   for number, text in (texts or {}).items():
-    own = blocks.token_ids[number, : blocks.title_lengths[number]]
-    ids = [*before_title, *own, *before_text, *encode(text), *after]
-    found[number] = PAD_ID
-    found[number, : len(ids)] = ids[:length]
-  return found.reshape(*rows.shape, length)
+    title_ids = blocks.token_ids[number, : blocks.title_lengths[number]]
+    ids = [*before_title, *title_ids, *before_text, *encode(text), *after]
+    passages[number] = PAD_ID
+    passages[number, : len(ids)] = ids[:length]
+  return passages.reshape(*rows.shape, length)
 
 
 def joined(

@@ -37,14 +37,14 @@ def shards(source: str) -> list[Callable[[], Records]]:
     InputError: There is no such data set or split.
     TaskError: There is no such task, or it reads the corpus of a run.
   """
-  opened, split = _open(source)
-  splits = sorted(opened.splits)
+  data_source, split = _open(source)
+  splits = sorted(data_source.splits)
   if split not in splits:
     raise InputError(
       f"--input={source} has no split {split!r}; write one that it has behind "
       f"the task: {', '.join(splits) or 'it has none, and so no documents'}"
     )
-  num_shards = len(opened.list_shards(split))
+  num_shards = len(data_source.list_shards(split))
   return [
     functools.partial(_records, source, index, num_shards)
     for index in range(num_shards)
@@ -53,9 +53,9 @@ def shards(source: str) -> list[Callable[[], Records]]:
 
 def _records(source: str, index: int, num_shards: int) -> Records:
   """Yields the records of a shard, in its order."""
-  opened, split = _open(source)
+  data_source, split = _open(source)
   shard = seqio.ShardInfo(index=index, num_shards=num_shards)
-  dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
+  dataset = data_source.get_dataset(split, shuffle=False, shard_info=shard)
   yield from dataset.as_numpy_iterator()
 
 
@@ -71,11 +71,11 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     builder = _open_prepared(name)
     # NAME/CONFIG/VERSION, which is also the data's folder in TFDS_DATA_DIR.
     full_name = builder.info.full_name
-    opened = seqio.TfdsDataSource(
+    data_source = seqio.TfdsDataSource(
       ":".join(full_name.rsplit("/", 1)),
       tfds_data_dir=str(builder.data_dir).removesuffix(full_name),
     )
-    return opened, parts[0] if parts else "train"
+    return data_source, parts[0] if parts else "train"
   if not 1 <= len(parts) <= 2:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
   task = find_task(parts[0], [name])
@@ -110,12 +110,12 @@ def _open_prepared(
   name: str, directory: epath.PathLike | None = None
 ) -> tfds.core.DatasetBuilder:
   try:
-    found = tfds.builder(name, data_dir=directory)
+    builder = tfds.builder(name, data_dir=directory)
   except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
     raise InputError(f"TFDS cannot open {name}: {error}") from error
-  if not found.is_prepared():
+  if not builder.is_prepared():
     raise InputError(
-      f"TFDS has not prepared {name} in {found.data_dir}; run "
+      f"TFDS has not prepared {name} in {builder.data_dir}; run "
       f"{preparation(name, directory)}, or set TFDS_DATA_DIR to where it is"
     )
-  return found
+  return builder

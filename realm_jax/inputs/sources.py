@@ -21,7 +21,7 @@ import tensorflow as tf
 from jaxtyping import Int, UInt64
 
 from realm_jax.inputs.batch import padded
-from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.config import TaskError, current_context
 
 # TensorFlow only prepares data. With its first tensor it would reserve all GPU
 # memory, which jax needs.
@@ -163,6 +163,23 @@ class RandomAccessSource(seqio.DataSource):
     )
 
 
+class RunFilesSource(RandomAccessSource):
+  """A source of the run's `question_files`.
+
+  Its splits are those of the files, unless the constructor gets others.
+  """
+
+  def __init__(self, splits: Sequence[str] = ()):
+    super().__init__(splits=splits, caching_permitted=False)
+
+  def __str__(self) -> str:
+    return f"the files {dict(current_context().question_files)}"
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return self._splits or tuple(current_context().question_files)
+
+
 def _mix(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
   """Scatters all bits, as the finaliser of splitmix64 (Steele et al. 2014)."""
   words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -281,8 +298,8 @@ class RecordReader:
           seed=self._seed,
           shuffle=self._shuffle,
         )
-      found = self._records.lookup(indices)
-      columns = self._structure.flatten_up_to({n: found[n] for n in self._spec})
+      batch = self._records.lookup(indices)
+      columns = self._structure.flatten_up_to({n: batch[n] for n in self._spec})
       joined, lengths = [], []
       for spec, column in zip(self._leaves, columns, strict=True):
         if _is_ragged(spec):

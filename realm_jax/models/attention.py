@@ -71,8 +71,8 @@ def attend(
   split = functools.partial(by_heads, rows=len(sequence), head_size=head_size)
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
   if reach is not None:
-    own = position[:, : tokens.shape[1], None]
-    attends &= jnp.abs(own - position[:, None, :]) <= reach
+    query_position = position[:, : tokens.shape[1], None]
+    attends &= jnp.abs(query_position - position[:, None, :]) <= reach
   mask = jnp.where(attends, 0.0, mask_value)[:, None]
   odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
   if cudnn and not dropout_rate and not odd:
@@ -191,9 +191,9 @@ def _backward(
   # Written differently from the forward pass; otherwise the compiler would keep
   # those weights.
   ones = jnp.ones((), softmax.dtype)
-  kept = drop(ones, inputs.rows, inputs.columns, dropout_rate)
-  d_value = matmul.matmul_tn(softmax * kept, gradient)
-  d_softmax = matmul.matmul_nt(gradient, value) * kept
+  factors = drop(ones, inputs.rows, inputs.columns, dropout_rate)
+  d_value = matmul.matmul_tn(softmax * factors, gradient)
+  d_softmax = matmul.matmul_nt(gradient, value) * factors
   total = jnp.einsum(
     "rhqe,rhqe->rhq", gradient, context, preferred_element_type=jnp.float32
   )

@@ -130,8 +130,8 @@ class BertConfig:
     Raises:
       ValueError: The configuration has another vocabulary size or [SEP].
     """
-    wanted = {"vocab_size": vocab_size, "separator_id": separator_id}
-    for name, value in wanted.items():
+    vocabulary = {"vocab_size": vocab_size, "separator_id": separator_id}
+    for name, value in vocabulary.items():
       configured = getattr(self, name)
       if configured is not None and configured != value:
         raise RealmError(
@@ -139,7 +139,7 @@ class BertConfig:
           f"{value}; leave it unset, or use the vocabulary that the model was "
           "trained with"
         )
-    return dataclasses.replace(self, **wanted)
+    return dataclasses.replace(self, **vocabulary)
 
   @property
   def weights_init(self) -> nn.initializers.Initializer:
@@ -321,17 +321,23 @@ class BertLayer(nn.Module):
     added = checkpoint_name(first + attended, attention.KEPT)
     hidden = layer_norm(config, "attention_norm")(added)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
-    # The largest array kept for the backward pass, so in the operands' type.
-    inner = nn.with_logical_constraint(
-      checkpoint_name(matmul.as_operand(up(hidden)), attention.KEPT),
-      ("activation_batch", "activation_mlp"),
-    ).astype(hidden.dtype)
+    inner = ACTIVATIONS[config.activation](inner_states(up, hidden))
     down = dense(config, config.hidden_size, ("mlp", "embed"), "down")
-    outer = down(ACTIVATIONS[config.activation](inner))
+    outer = down(inner)
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
     added = checkpoint_name(hidden + outer, attention.KEPT)
     hidden = layer_norm(config, "output_norm")(added)
     return nn.with_logical_constraint(hidden, HIDDEN)
+
+
+def inner_states(
+  layer: nn.Dense, x: Float[Array, "m d"]
+) -> Float[Array, "m i"]:
+  """Returns the states within a feed-forward layer, before the activation."""
+  # The largest array kept for the backward pass, so in the operands' type.
+  inner = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
+  axes = ("activation_batch", "activation_mlp")
+  return nn.with_logical_constraint(inner, axes).astype(x.dtype)
 
 
 def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
@@ -409,13 +415,8 @@ class BertEncoder(nn.Module):
     hidden = hidden.reshape(-1, config.hidden_size)
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
-    if config.num_layers > 1:
-      hidden = scan_layers(config, self.layers, hidden, sequences)
-    first = hidden
-    if first_only:
-      first = hidden.reshape(rows, length, -1)[:, 0]
-    apply = remat(apply_layer, config.remat_policy, in_scan=False)
-    hidden = apply(self.last_layer, hidden, first, sequences)
+    layers = self.layers, self.last_layer
+    hidden = apply_layers(config, layers, hidden, sequences, first_only)
     return hidden.reshape(rows, -1, config.hidden_size)
 
 
@@ -428,34 +429,47 @@ def require_positions(config: BertConfig, length: int) -> None:
     )
 
 
-def scan_layers(
+def apply_layers(
   config: BertConfig,
-  layers: nn.Module,
+  layers: tuple[nn.Module, nn.Module],
   hidden: Float[Array, "n d"],
   sequences: Sequences,
+  first_only: bool,
   *by_layer: Int[AnyArray, " layers"],
-) -> Float[Array, "n d"]:
-  """Applies all layers but the last by a scan, which compiles one layer.
+) -> Float[Array, "m d"]:
+  """Applies a scan over all layers but the last, and then the last layer.
 
-  Each layer also gets its element of the arrays `by_layer`.
+  The scan compiles only one layer. The last layer is separate, because with
+  `first_only` it computes only the first token of each row. Each layer also
+  gets its element of the arrays `by_layer`.
   """
-  apply = remat(apply_layer, config.remat_policy, in_scan=True)
-  scan = nn.scan(
-    lambda layer, hidden, *own: (
-      apply(layer, hidden, hidden, sequences, *own),
-      None,
-    ),
-    variable_axes={"params": 0},
-    split_rngs={"params": True, "dropout": True},
-    length=config.num_layers - 1,
-    unroll=platforms.num_unrolled(config.num_layers - 1),
-    metadata_params={nn.PARTITION_NAME: "layers"},
-    check_constancy_invariants=False,
-  )
-  return scan(layers, hidden, *by_layer)[0]
+  in_scan, last_layer = layers
+  last = config.num_layers - 1
+  if last:
+    apply = remat(_apply_layer, config.remat_policy, in_scan=True)
+    scan = nn.scan(
+      lambda layer, hidden, *elements: (
+        apply(layer, hidden, hidden, sequences, *elements),
+        None,
+      ),
+      variable_axes={"params": 0},
+      split_rngs={"params": True, "dropout": True},
+      length=last,
+      unroll=platforms.num_unrolled(last),
+      metadata_params={nn.PARTITION_NAME: "layers"},
+      check_constancy_invariants=False,
+    )
+    hidden, _ = scan(in_scan, hidden, *(x[:last] for x in by_layer))
+  first = hidden
+  if first_only:
+    rows = len(sequences.token_ids)
+    first = hidden.reshape(rows, -1, hidden.shape[-1])[:, 0]
+  apply = remat(_apply_layer, config.remat_policy, in_scan=False)
+  elements = (jnp.asarray(x[last]) for x in by_layer)
+  return apply(last_layer, hidden, first, sequences, *elements)
 
 
-def apply_layer(layer: nn.Module, *inputs: Any) -> Float[Array, "m d"]:
+def _apply_layer(layer: nn.Module, *inputs: Any) -> Float[Array, "m d"]:
   """Calls a layer, as a function for Flax's lifted transformations."""
   return layer(*inputs)
 
@@ -479,30 +493,6 @@ def remat(
   else:
     return apply
   return nn.remat(apply, policy=policy, prevent_cse=not in_scan)
-
-
-class MaskedLmHead(nn.Module):
-  """Dense layer, activation, LayerNorm, and the tied decoder with a bias."""
-
-  config: BertConfig
-
-  @nn.compact
-  def __call__(
-    self, hidden: Float[Array, "*b d"], word_embeddings: Float[AnyArray, "v d"]
-  ) -> Float[Array, "*b v"]:
-    config = self.config
-    axes, init = ("embed", "embed_out"), config.projection_init
-    layer = dense(config, config.hidden_size, axes, "dense", init=init)
-    hidden = ACTIVATIONS[config.activation](layer(hidden))
-    hidden = layer_norm(config, "norm")(hidden)
-    bias = self.param("bias", zeros("vocab"), (config.vocab_size,))
-    logits = jnp.einsum(
-      "...d,vd->...v",
-      hidden,
-      word_embeddings.astype(config.dtype),
-      preferred_element_type=jnp.float32,
-    )
-    return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 class BertComponent(nn.Module):

@@ -311,7 +311,7 @@ class Components(Mapping[str, Any]):
     return len(self._modules)
 
   def __hash__(self) -> int:
-    return hash(tuple(self._modules.items()))
+    return hash(frozenset(self._modules.items()))
 
   @property
   def retriever(self) -> Retriever:

@@ -5,6 +5,7 @@ of a decoder share the keys and values of its memory. Keys and values of the
 beams' own tokens are never moved: each beam attends to its ancestors' entries.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from realm_jax.models.t5 import (
   MASKED,
   T5,
   Memory,
+  T5Config,
   T5Layer,
   View,
   position_bias,
@@ -42,7 +44,7 @@ class Texts(NamedTuple):
   scores: Float[Array, "n m"]
 
 
-class _Search(NamedTuple):
+class _State(NamedTuple):
   """State of a search with k beams, after `length` tokens.
 
   Attributes:
@@ -86,9 +88,98 @@ def generate(
       ends it at once, False if no text of the current length would be better,
       and "never" if no text of any length would be.
   """
-  config, count = model.config, len(memory.is_token)
+  shape = count, _, _ = len(memory.is_token), num_beams, max_tokens
+  next_logits, past = _decoder(model.config, params, memory, shape)
+  beams, here = jnp.arange(num_beams), jnp.arange(max_tokens)[None, None]
   if num_beams == 1:
     early_stopping = True
+
+  def penalty(length: Any) -> Float[Array, ""]:
+    return jnp.asarray(length, jnp.float32) ** length_penalty
+
+  def attainable(
+    best: Float[Array, " n"], length: Int[Array, ""]
+  ) -> Float[Array, " n"]:
+    """Returns a bound of the scores of texts that have not ended."""
+    if early_stopping is True:
+      return jnp.full_like(best, -jnp.inf)
+    longest: Any = length
+    if early_stopping == "never":
+      longest = jnp.where(jnp.asarray(length_penalty) > 0, max_tokens, length)
+    return best / penalty(longest)
+
+  def step(state: _State) -> _State:
+    logits, ancestors, past = next_logits(state)
+    number = min(2 * num_beams, logits.shape[-1])
+    best, token = lax.top_k(logits, number)
+    log_p = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    scores = (state.scores[..., None] + log_p).reshape(count, -1)
+    scores, order = lax.top_k(scores, 2 * num_beams)
+    parent, token = order // number, _choose(token.reshape(count, -1), order)
+    is_end = token == model.config.end_id
+
+    def extended(rows: Int[Array, "n k"]) -> Int[Array, "n k t"]:
+      """Returns the beams' tokens with the new ones."""
+      earlier = _choose(state.token_ids, _choose(parent, rows))
+      return jnp.where(
+        here == state.length, _choose(token, rows)[..., None], earlier
+      )
+
+    # End tokens count only if they are among the best `num_beams`.
+    length = state.length + 1
+    score = jnp.where(is_end, scores / penalty(length), -jnp.inf)
+    first = jnp.broadcast_to(beams[None], (count, num_beams))
+    ended = _best(
+      state.ended, Texts(extended(first), score[:, :num_beams]), num_beams
+    )
+    keep = state.is_done
+    ended = Texts(
+      jnp.where(keep[:, None, None], state.ended.token_ids, ended.token_ids),
+      jnp.where(keep[:, None], state.ended.scores, ended.scores),
+    )
+    worst = ended.scores[:, -1]
+    is_better = worst >= attainable(scores[:, 0], length)
+    rows = jnp.argsort(is_end, axis=-1, stable=True)[:, :num_beams]
+    return _State(
+      length,
+      extended(rows),
+      _choose(scores, rows),
+      _choose(ancestors, _choose(parent, rows)),
+      *(ended, keep | (jnp.isfinite(worst) & is_better), past),
+    )
+
+  empty = jnp.full(shape, PAD_ID, jnp.int32)
+  # All beams are equal at first, so only one of them counts.
+  scores = jnp.where(beams == 0, 0.0, -1e9)
+  scores = jnp.broadcast_to(scores[None], (count, num_beams))
+  state = lax.while_loop(
+    lambda state: (state.length < max_tokens) & ~state.is_done.all(),
+    step,
+    _State(
+      *(jnp.zeros((), jnp.int32), empty, scores, jnp.zeros_like(empty)),
+      ended=Texts(empty, jnp.full_like(scores, -jnp.inf)),
+      is_done=jnp.zeros(count, bool),
+      past=past,
+    ),
+  )
+  open_scores = state.scores / penalty(max_tokens)
+  open_scores = jnp.where(state.is_done[:, None], -jnp.inf, open_scores)
+  return _best(state.ended, Texts(state.token_ids, open_scores), num_texts)
+
+
+def _decoder(
+  config: T5Config,
+  params: Params,
+  memory: Memory,
+  shape: tuple[int, int, int],
+) -> tuple[Callable[[_State], tuple[jax.Array, jax.Array, Any]], Any]:
+  """Prepares decoding for a number of decoders, of beams, and of tokens.
+
+  Returns:
+    A function that returns the logits [n k v] of the next tokens of a search,
+    with ancestors [n k t] and with keys and values; and those of no tokens.
+  """
+  count, num_beams, max_tokens = shape
   layer = T5Layer(config, is_decoder=True)
   decoder, axes = params["decoder"], ("vocab", "activation_embed")
   embeddings = nn.with_logical_constraint(params["word_embeddings"], axes)
@@ -113,16 +204,12 @@ def generate(
     config, decoder["position_embeddings"], max_tokens, bidirectional=False
   )
   bias = jnp.repeat(bias, num_beams, axis=-1)
-  shape = count, config.num_heads, max_tokens * num_beams, config.head_size
+  size = count, config.num_heads, max_tokens * num_beams, config.head_size
   no_token = jnp.zeros((count, num_beams), jnp.uint32)
-  beams = jnp.arange(num_beams)
-  here = jnp.arange(max_tokens)[None, None]
   no_position = jnp.zeros((1, 1), jnp.int32)
+  beams, here = jnp.arange(num_beams), jnp.arange(max_tokens)[None, None]
 
-  def logits_of(
-    state: _Search,
-  ) -> tuple[Float[Array, "n k v"], Int[Array, "n k t"], Any]:
-    """Returns the logits of the next tokens, with ancestors and keys."""
+  def next_logits(state: _State) -> tuple[jax.Array, jax.Array, Any]:
     place = state.length
     before = jnp.where(here == place - 1, state.token_ids, 0).sum(axis=-1)
     before = jnp.where(place == 0, config.start_id, before)
@@ -131,17 +218,19 @@ def generate(
       here[..., None] <= place
     )
     mask = jnp.where(attends, 0.0, MASKED).reshape(count, 1, num_beams, -1)
-    own_bias = lax.dynamic_slice_in_dim(bias, place, 1, axis=2)
-    view = View(mask, no_token, no_position, own_bias)
+    token_bias = lax.dynamic_slice_in_dim(bias, place, 1, axis=2)
+    view = View(mask, no_token, no_position, token_bias)
     memory_view = View(memory.mask, no_token, no_position)
     hidden = jnp.take(embeddings, before, axis=0).astype(config.dtype)
     hidden, past = hidden.reshape(-1, config.hidden_size), []
-    for one, keys, earlier in zip(layers, memories, state.past, strict=True):
-      hidden, own = layer.apply(
-        {"params": one},
+    for of_layer, keys, earlier in zip(
+      layers, memories, state.past, strict=True
+    ):
+      hidden, cache = layer.apply(
+        {"params": of_layer},
         *(hidden, view, keys, memory_view, (earlier, place * num_beams)),
       )
-      past.append(own)
+      past.append(cache)
     hidden = rms_norm(config).apply({"params": decoder["norm"]}, hidden)
     last = (((1,), (0,)), ((), ()))
     logits = matmul.dot_general(
@@ -150,87 +239,20 @@ def generate(
     logits = logits.astype(jnp.float32)
     return logits.reshape(count, num_beams, -1), ancestors, past
 
-  def penalty(length: Any) -> Any:
-    return jnp.asarray(length, jnp.float32) ** length_penalty
-
-  def step(state: _Search) -> _Search:
-    logits, ancestors, past = logits_of(state)
-    number = min(2 * num_beams, logits.shape[-1])
-    best, token = lax.top_k(logits, number)
-    log_p = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    found = (state.scores[..., None] + log_p).reshape(count, -1)
-    found, order = lax.top_k(found, 2 * num_beams)
-    parent, token = order // number, _choose(token.reshape(count, -1), order)
-    is_end = token == config.end_id
-
-    def extended(rows: Int[Array, "n k"]) -> Int[Array, "n k t"]:
-      """Returns the beams' tokens with the new ones."""
-      own = _choose(state.token_ids, _choose(parent, rows))
-      new = _choose(token, rows)[..., None]
-      return jnp.where(here == state.length, new, own)
-
-    # End tokens count only if they are among the best `num_beams`.
-    length = state.length + 1
-    score = jnp.where(is_end, found / penalty(length), -jnp.inf)
-    first = jnp.broadcast_to(beams[None], (count, num_beams))
-    ended = _best(
-      state.ended, Texts(extended(first), score[:, :num_beams]), num_beams
-    )
-    keep = state.is_done
-    ended = Texts(
-      jnp.where(keep[:, None, None], state.ended.token_ids, ended.token_ids),
-      jnp.where(keep[:, None], state.ended.scores, ended.scores),
-    )
-    worst = ended.scores[:, -1]
-    longest: Any = length
-    if early_stopping == "never":
-      longest = jnp.where(jnp.asarray(length_penalty) > 0, max_tokens, length)
-    attainable = found[:, 0] / penalty(longest)
-    if early_stopping is True:
-      attainable = jnp.full_like(worst, -jnp.inf)
-    is_done = keep | (jnp.isfinite(worst) & (worst >= attainable))
-    rows = jnp.argsort(is_end, axis=-1, stable=True)[:, :num_beams]
-    return _Search(
-      length,
-      extended(rows),
-      _choose(found, rows),
-      _choose(ancestors, _choose(parent, rows)),
-      *(ended, is_done, past),
-    )
-
-  def goes_on(state: _Search) -> Bool[Array, ""]:
-    return (state.length < max_tokens) & ~state.is_done.all()
-
-  empty = jnp.full((count, num_beams, max_tokens), PAD_ID, jnp.int32)
-  # All beams are equal at first, so only one of them counts.
-  scores = jnp.where(beams == 0, 0.0, -1e9)
-  scores = jnp.broadcast_to(scores[None], (count, num_beams))
-  nothing = Texts(empty, jnp.full_like(scores, -jnp.inf))
-  zeros = [
-    tuple(jnp.zeros(shape, part.dtype) for part in keys) for keys in memories
+  nothing = [
+    tuple(jnp.zeros(size, part.dtype) for part in keys) for keys in memories
   ]
-  state = lax.while_loop(
-    goes_on,
-    step,
-    _Search(
-      *(jnp.zeros((), jnp.int32), empty, scores, jnp.zeros_like(empty)),
-      *(nothing, jnp.zeros(count, bool), zeros),
-    ),
-  )
-  open_scores = state.scores / penalty(max_tokens)
-  open_scores = jnp.where(state.is_done[:, None], -jnp.inf, open_scores)
-  unfinished = Texts(state.token_ids, open_scores)
-  return _best(state.ended, unfinished, num_texts)
+  return next_logits, nothing
 
 
 def _choose(x: Array, rows: Int[Array, "n k"]) -> Array:
   """Selects rows of each decoder's array."""
-  return jax.vmap(lambda own, index: own[index])(x, rows)
+  return jax.vmap(lambda array, index: array[index])(x, rows)
 
 
-def _best(one: Texts, other: Texts, number: int) -> Texts:
+def _best(ended: Texts, others: Texts, number: int) -> Texts:
   """Returns the best texts of both."""
-  scores = jnp.concatenate([one.scores, other.scores], axis=1)
-  token_ids = jnp.concatenate([one.token_ids, other.token_ids], axis=1)
+  scores = jnp.concatenate([ended.scores, others.scores], axis=1)
+  token_ids = jnp.concatenate([ended.token_ids, others.token_ids], axis=1)
   scores, rows = lax.top_k(scores, number)
   return Texts(_choose(token_ids, rows), scores)

@@ -128,15 +128,17 @@ class GenerativeReader(nn.Module):
     batch, num_candidates = len(targets), len(memory.hidden) // len(targets)
     fused = likelihood = logits = None
     if self.fusion == "decoder":
-      logits = self.model.decode(_fused(memory, num_candidates), targets)
+      logits = self.model.decode(memory.fused(num_candidates), targets)
       fused = log_likelihood(logits, targets)
     if single or fused is None:
       repeated = jnp.repeat(targets, num_candidates, axis=0)
-      own = self.model.decode(memory, repeated)
-      likelihood = log_likelihood(own, repeated)
+      single_logits = self.model.decode(memory, repeated)
+      likelihood = log_likelihood(single_logits, repeated)
       likelihood = likelihood.reshape(batch, num_candidates, -1)
       if logits is None:
-        logits = own.reshape(batch, num_candidates, *own.shape[1:])[:, 0]
+        logits = single_logits.reshape(
+          batch, num_candidates, *single_logits.shape[1:]
+        )[:, 0]
     assert logits is not None
     return Likelihoods(fused, likelihood, jnp.argmax(logits, -1) == targets)
 
@@ -154,7 +156,7 @@ class GenerativeReader(nn.Module):
     assert isinstance(memory, Memory)
     number = len(memory.hidden) // len(inputs.targets)
     return cross_attention(
-      *(model, params["model"], _fused(memory, number)),
+      *(model, params["model"], memory.fused(number)),
       jnp.asarray(inputs.targets),
       fused=number,
     )
@@ -174,15 +176,15 @@ class GenerativeReader(nn.Module):
     batch, num_candidates, _ = token_ids.shape
     memory = self._memory(params, token_ids)
     fuses = self.fusion == "decoder"
-    read = _fused(memory, num_candidates) if fuses else memory
-    found = generate(
+    read = memory.fused(num_candidates) if fuses else memory
+    written = generate(
       *(T5(self.t5), params["model"], read),
       max_tokens=self.target_length,
       num_beams=self.num_beams,
       num_texts=self.num_beams if fuses else 1,
       length_penalty=self.length_penalty,
     )
-    texts = Texts(*(x.reshape(batch, -1, *x.shape[2:]) for x in found))
+    texts = Texts(*(x.reshape(batch, -1, *x.shape[2:]) for x in written))
     return texts, self._scored(params, memory, texts.token_ids)
 
   @nn.nowrap
@@ -201,7 +203,7 @@ class GenerativeReader(nn.Module):
     single = self._scored(params, memory, targets)
     if self.fusion == "marginal":
       return None, single
-    fused = self._scored(params, _fused(memory, num_candidates), targets)
+    fused = self._scored(params, memory.fused(num_candidates), targets)
     return fused[..., 0], single
 
   @nn.nowrap
@@ -275,14 +277,3 @@ class GenerativeReader(nn.Module):
       # There is no corpus, as in `precompile`.
       return self
     return self.clone(t5=t5.for_vocabulary(vocab_size))
-
-
-def _fused(memory: Memory, number: int) -> Memory:
-  """Joins each `number` consecutive memories to one."""
-  size = memory.hidden.shape[-1]
-  decoders = len(memory.hidden) // number
-  return Memory(
-    memory.hidden.reshape(decoders, -1, size),
-    memory.is_token.reshape(decoders, -1),
-    memory.dropout_ids.reshape(decoders, number)[:, 0],
-  )

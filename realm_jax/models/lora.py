@@ -121,8 +121,10 @@ def split(
       )
     names = {*_ADAPTERS, *lora.modules_to_save}
     for part, is_trained in ((trained, True), (fixed, False)):
-      own = {p: x for p, x in flat.items() if bool(names & {*p}) is is_trained}
-      part[component] = traverse_util.unflatten_dict(own)
+      selected = {
+        p: x for p, x in flat.items() if bool(names & {*p}) is is_trained
+      }
+      part[component] = traverse_util.unflatten_dict(selected)
   return trained, fixed
 
 
@@ -130,8 +132,8 @@ def joined(params: Any, others: Any) -> Any:
   """Returns a tree, with missing leaves from another tree."""
   if not isinstance(params, dict):
     return params
-  own = {name: joined(x, others.get(name, {})) for name, x in params.items()}
-  return {**others, **own}
+  tree = {name: joined(x, others.get(name, {})) for name, x in params.items()}
+  return {**others, **tree}
 
 
 def to_restore(params: Params, stored: Params) -> Params:

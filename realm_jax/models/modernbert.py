@@ -10,24 +10,24 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from realm_jax.errors import RealmError
-from realm_jax.models import AnyArray, attention, matmul
+from realm_jax.models import AnyArray, attention
 from realm_jax.models.bert import (
   ACTIVATIONS,
   HIDDEN,
   Activation,
   BertConfig,
   SelfAttention,
-  apply_layer,
+  apply_layers,
   dense,
+  inner_states,
   layer_norm,
-  remat,
   require_positions,
-  scan_layers,
 )
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.sequences import Sequences
@@ -115,16 +115,14 @@ class _Layer(nn.Module):
     )
     attended = Dropout(rate, name="attention_dropout")(attended, tokens)
     hidden = checkpoint_name(first + attended, attention.KEPT)
-    inner = layer_norm(config, "mlp_norm")(hidden)
+    normalized = layer_norm(config, "mlp_norm")(hidden)
+    size = config.intermediate_size
 
-    def project(name: str) -> Float[Array, "m i"]:
-      layer = dense(config, config.intermediate_size, ("embed", "mlp"), name)
-      return nn.with_logical_constraint(
-        checkpoint_name(matmul.as_operand(layer(inner)), attention.KEPT),
-        ("activation_batch", "activation_mlp"),
-      ).astype(hidden.dtype)
-
-    gated = ACTIVATIONS[config.activation](project("up")) * project("gate")
+    up, gate = (
+      inner_states(dense(config, size, ("embed", "mlp"), name), normalized)
+      for name in ("up", "gate")
+    )
+    gated = ACTIVATIONS[config.activation](up) * gate
     outer = dense(config, config.hidden_size, ("mlp", "embed"), "down")(gated)
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
     hidden = checkpoint_name(hidden + outer, attention.KEPT)
@@ -148,9 +146,9 @@ def rotated(
   angles = jnp.outer(position, jnp.asarray(rates))
   cosine, sine = (f(angles)[:, None] for f in (jnp.cos, jnp.sin))
   heads = x.astype(jnp.float32).reshape(len(x), -1, 2, half)
-  one, other = heads[:, :, 0], heads[:, :, 1]
+  x_half, y_half = heads[:, :, 0], heads[:, :, 1]
   turned = jnp.stack(
-    [one * cosine - other * sine, other * cosine + one * sine], axis=2
+    [x_half * cosine - y_half * sine, y_half * cosine + x_half * sine], axis=2
   )
   return turned.reshape(x.shape).astype(x.dtype)
 
@@ -194,15 +192,12 @@ class ModernBertEncoder(nn.Module):
     hidden = self.embedding_norm(hidden).reshape(-1, config.hidden_size)
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
-    last = config.num_layers - 1
-    if last:
-      hidden = scan_layers(
-        config, self.layers, hidden, sequences, jnp.arange(last)
-      )
-    first = hidden
-    if first_only:
-      first = hidden.reshape(rows, length, -1)[:, 0]
-    apply = remat(apply_layer, config.remat_policy, in_scan=False)
-    number = jnp.asarray(last)
-    hidden = apply(self.last_layer, hidden, first, sequences, number)
+    hidden = apply_layers(
+      config,
+      (self.layers, self.last_layer),
+      hidden,
+      sequences,
+      first_only,
+      np.arange(config.num_layers, dtype=np.int32),
+    )
     return self.final_norm(hidden).reshape(rows, -1, config.hidden_size)

@@ -60,9 +60,9 @@ def map_sequences(
   inputs: Inputs,
 ) -> Inputs:
   """Applies a function to the numbered token sequences in a tree."""
-  made = iter([function(*one) for one in enumerate(token_sequences(inputs))])
+  results = iter([function(*one) for one in enumerate(token_sequences(inputs))])
   return jax.tree.map(
-    lambda leaf: next(made) if _is_sequences(leaf) else leaf,
+    lambda leaf: next(results) if _is_sequences(leaf) else leaf,
     inputs,
     is_leaf=_is_sequences,
   )
@@ -94,8 +94,8 @@ def num_groups(num_sequences: int) -> int:
   """Returns the number of equal groups of a device's sequences."""
   least = -(-num_sequences // _MAX_GROUP)
   numbers = range(least, num_sequences + 1)
-  found = next(number for number in numbers if num_sequences % number == 0)
-  return found if num_sequences >= found * _MIN_GROUP else 1
+  fewest = next(number for number in numbers if num_sequences % number == 0)
+  return fewest if num_sequences >= fewest * _MIN_GROUP else 1
 
 
 class PackingPlan(NamedTuple):

@@ -39,19 +39,19 @@ def subtree(params: Params, name: str) -> Params:
   Raises:
     RealmError: There are no parameters with this name.
   """
-  found = params
+  tree = params
   for part in name.split("/"):
-    if part not in found:
+    if part not in tree:
       advice = ""
-      if part.endswith("_tower") and "tower" in found:
+      if part.endswith("_tower") and "tower" in tree:
         advice = (
           "; its towers are one: bind BertRetriever.shared_towers = False"
         )
       raise RealmError(
-        f"no parameters are called {name!r}, only {sorted(found)}{advice}"
+        f"no parameters are called {name!r}, only {sorted(tree)}{advice}"
       )
-    found = found[part]
-  return found
+    tree = tree[part]
+  return tree
 
 
 def is_within(path: Sequence[Any], names: Collection[str]) -> bool:

@@ -107,8 +107,8 @@ def pair_vectors(
 ) -> Float[Array, "n d"]:
   """Returns the w of each query with its block, both padded."""
   pairs = sequences.padded(module.join(query, block[:, None]).token_ids)
-  found = module.apply({"params": params}, pairs, method="first_states")
-  return jnp.asarray(found, jnp.float32)
+  vectors = module.apply({"params": params}, pairs, method="first_states")
+  return jnp.asarray(vectors, jnp.float32)
 
 
 def next_states(
@@ -118,7 +118,7 @@ def next_states(
   vectors: Float[AnyArray, "n d"],
 ) -> Float[Array, "n d"]:
   """Returns `PathRetriever.next_states`."""
-  found = module.apply(
+  result = module.apply(
     {"params": params}, states, vectors, method="next_states"
   )
-  return jnp.asarray(found)
+  return jnp.asarray(result)

@@ -10,10 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray, sequences
 from realm_jax.models.bert import (
+  ACTIVATIONS,
   BertComponent,
   BertConfig,
-  MaskedLmHead,
   dense,
+  layer_norm,
+  zeros,
 )
 from realm_jax.models.packing import TokenSequences, padded_inputs
 from realm_jax.models.sequences import Sequences
@@ -53,6 +55,30 @@ class Spans(NamedTuple):
 
   logits: Float[Array, "b k l w"]
   is_span: Bool[Array, "b k l w"]
+
+
+class MaskedLmHead(nn.Module):
+  """Dense layer, activation, LayerNorm, and the tied decoder with a bias."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(
+    self, hidden: Float[Array, "*b d"], word_embeddings: Float[AnyArray, "v d"]
+  ) -> Float[Array, "*b v"]:
+    config = self.config
+    axes, init = ("embed", "embed_out"), config.projection_init
+    layer = dense(config, config.hidden_size, axes, "dense", init=init)
+    hidden = ACTIVATIONS[config.activation](layer(hidden))
+    hidden = layer_norm(config, "norm")(hidden)
+    bias = self.param("bias", zeros("vocab"), (config.vocab_size,))
+    logits = jnp.einsum(
+      "...d,vd->...v",
+      hidden,
+      word_embeddings.astype(config.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 class _Parameters(nn.Module):

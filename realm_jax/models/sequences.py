@@ -122,8 +122,8 @@ def unpacked(
   owners = jnp.tile(jnp.arange(size), groups)[:, None]
   # Beyond the end of a sequence are tokens of others.
   places = jnp.stack([sequences.sequence, sequences.position], axis=-1)
-  found = gather(sequences, places, offsets)
-  is_token = (found[..., 0] == owners) & (found[..., 1] == offsets)
+  actual = gather(sequences, places, offsets)
+  is_token = (actual[..., 0] == owners) & (actual[..., 1] == offsets)
   return gather(sequences, hidden, offsets), is_token
 
 

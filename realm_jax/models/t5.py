@@ -21,7 +21,13 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, attention, matmul, platforms
 from realm_jax.models.attention import ByHeads
-from realm_jax.models.bert import HIDDEN, RematPolicy, as_dtype, remat
+from realm_jax.models.bert import (
+  HIDDEN,
+  RematPolicy,
+  as_dtype,
+  inner_states,
+  remat,
+)
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.lora import LoraConfig, LoraDense
 from realm_jax.models.parameters import Params
@@ -181,6 +187,19 @@ class Memory(NamedTuple):
     """Score added at padding."""
     return jnp.where(self.is_token, 0.0, MASKED)[:, None, None, :]
 
+  def fused(self, number: int) -> "Memory":
+    """Joins each `number` consecutive memories to one, for Fusion-in-Decoder.
+
+    The candidates of a query are consecutive.
+    """
+    size = self.hidden.shape[-1]
+    decoders = len(self.hidden) // number
+    return Memory(
+      self.hidden.reshape(decoders, -1, size),
+      self.is_token.reshape(decoders, -1),
+      self.dropout_ids.reshape(decoders, number)[:, 0],
+    )
+
 
 class CrossAttention(NamedTuple):
   """Attention of decoders to each of their k sequences.
@@ -238,10 +257,10 @@ def position_bias(
   """Returns the score of each distance between two of `length` tokens."""
   distances = np.arange(1 - length, length)
   classes = config.num_buckets
-  found = np.zeros_like(distances)
+  buckets = np.zeros_like(distances)
   if bidirectional:
     classes //= 2
-    found, distances = classes * (distances > 0), np.abs(distances)
+    buckets, distances = classes * (distances > 0), np.abs(distances)
   else:
     distances = -np.minimum(distances, 0)
   exact = classes // 2
@@ -250,8 +269,8 @@ def position_bias(
   far /= np.float32(math.log(config.max_distance / exact))
   far = exact + np.maximum(far * np.float32(classes - exact), 0).astype(int)
   far = np.minimum(far, classes - 1)
-  found = found + np.where(distances < exact, distances, far)
-  by_distance = jnp.take(jnp.asarray(embeddings).T, found, axis=1)
+  buckets = buckets + np.where(distances < exact, distances, far)
+  by_distance = jnp.take(jnp.asarray(embeddings).T, buckets, axis=1)
   places = jnp.arange(length)
   index = places[None, :] - places[:, None] + length - 1
   return jnp.take(by_distance, index, axis=1)[None].astype(jnp.float32)
@@ -362,14 +381,14 @@ class T5Layer(nn.Module):
     """
     tokens = view.tokens.reshape(-1)
     x = self.attention_norm(hidden)
-    own = self.attention.keys_and_values(x, len(view.tokens))
+    cache = self.attention.keys_and_values(x, len(view.tokens))
     if past is not None:
       before, place = past
       key, value = (
         lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), place, 2)
-        for old, new in zip(before, own, strict=True)
+        for old, new in zip(before, cache, strict=True)
       )
-      own = key, value
+      cache = key, value
 
     def added(
       hidden: Float[Array, "m d"], change: Float[Array, "m d"]
@@ -378,23 +397,17 @@ class T5Layer(nn.Module):
       hidden = nn.with_logical_constraint(hidden, HIDDEN)
       return checkpoint_name(hidden, attention.KEPT)
 
-    hidden = added(hidden, self.attention(x, own, view))
+    hidden = added(hidden, self.attention(x, cache, view))
     if memory is not None and memory_view is not None:
       x = self.cross_attention_norm(hidden)
       hidden = added(hidden, self.cross_attention(x, memory, memory_view))
     x = self.mlp_norm(hidden)
     activation = _ACTIVATIONS[self.config.activation]
     if self.config.gated:
-      inner = activation(self._inner(self.gate, x)) * self._inner(self.up, x)
+      inner = activation(inner_states(self.gate, x)) * inner_states(self.up, x)
     else:
-      inner = activation(self._inner(self.up, x))
-    return added(hidden, self.down(self.dropout(inner, tokens))), own
-
-  def _inner(self, layer: nn.Dense, x: Float[Array, "m d"]) -> jax.Array:
-    # The largest arrays kept for the backward pass, so in the operands' type.
-    inner = checkpoint_name(matmul.as_operand(layer(x)), attention.KEPT)
-    axes = ("activation_batch", "activation_mlp")
-    return nn.with_logical_constraint(inner, axes).astype(x.dtype)
+      inner = activation(inner_states(self.up, x))
+    return added(hidden, self.down(self.dropout(inner, tokens))), cache
 
 
 def _apply(
@@ -490,8 +503,9 @@ class T5(nn.Module):
 
   def encode(self, sequences: Sequences) -> Float[Array, "r l d"]:
     """Returns the hidden states of the encoder's tokens."""
-    own = sequences.sequence
-    mask = jnp.where(own[:, :, None] == own[:, None, :], 0.0, MASKED)[:, None]
+    owner = sequences.sequence
+    attends = owner[:, :, None] == owner[:, None, :]
+    mask = jnp.where(attends, 0.0, MASKED)[:, None]
     position = jnp.asarray(sequences.position)
     # A sequence's tokens are consecutive in a bin, so distances in the bin are
     # distances in the sequence.
@@ -499,19 +513,11 @@ class T5(nn.Module):
     hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
     return self.encoder(hidden, view)
 
-  def encode_memory(self, sequences: Sequences, *, fused: int = 1) -> Memory:
-    """Encodes sequences for decoders that each attend to `fused` of them.
-
-    With 1, each sequence has its own decoder. Fusion-in-Decoder fuses all
-    candidates of a query, which are consecutive.
-    """
+  def encode_memory(self, sequences: Sequences) -> Memory:
+    """Encodes sequences, each for its own decoder (but see `Memory.fused`)."""
     hidden, is_token = unpacked(sequences, self.encode(sequences))
-    size = hidden.shape[-1]
-    ids = jnp.asarray(sequences.dropout_ids).reshape(-1, fused)[:, 0]
-    decoders = len(ids)
-    return Memory(
-      hidden.reshape(decoders, -1, size), is_token.reshape(decoders, -1), ids
-    )
+    ids = jnp.asarray(sequences.dropout_ids).reshape(-1)
+    return Memory(hidden, is_token, ids)
 
   def decode(
     self, memory: Memory, token_ids: Int[AnyArray, "n t"]
@@ -548,8 +554,8 @@ class T5(nn.Module):
     *,
     fused: int = 1,
   ) -> Float[Array, "n t v"]:
-    """Returns the logits of each token of a text about the sequences."""
-    return self.decode(self.encode_memory(sequences, fused=fused), token_ids)
+    """Returns the logits of each token of a text about `fused` sequences."""
+    return self.decode(self.encode_memory(sequences).fused(fused), token_ids)
 
   def init_parameters(self, key: jax.Array) -> Params:
     """Initializes the parameters, in Flax's boxes."""
@@ -600,8 +606,8 @@ def log_likelihood(
 ) -> Float[Array, "n t"]:
   """Returns log p of each token of a text, and 0 at its padding."""
   chosen = jnp.take_along_axis(logits, token_ids[..., None], axis=-1)[..., 0]
-  found = chosen - jax.nn.logsumexp(logits, axis=-1)
-  return jnp.where(token_ids != PAD_ID, found, 0.0)
+  log_p = chosen - jax.nn.logsumexp(logits, axis=-1)
+  return jnp.where(token_ids != PAD_ID, log_p, 0.0)
 
 
 def cross_attention(
@@ -617,14 +623,14 @@ def cross_attention(
   Runs the decoder without dropout. A loss that uses this as a target must stop
   its gradient.
   """
-  _, found = model.apply(
+  _, collections = model.apply(
     {"params": params},
     memory,
     token_ids,
     method="decode",
     mutable=[_CROSS_ATTENTION],
   )
-  layers = found[_CROSS_ATTENTION]["decoder"]["layers"]["cross_attention"]
+  layers = collections[_CROSS_ATTENTION]["decoder"]["layers"]["cross_attention"]
   (first,), (weighted,) = (layers[n] for n in CrossAttention._fields)
   is_target = (jnp.asarray(token_ids) != PAD_ID)[None, ..., None]
   count = jnp.maximum(is_target.sum(axis=(0, 2, 3)), 1)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from realm_jax.models import AnyArray
+from realm_jax.objectives.ranking import kl_divergence
 from realm_jax.objectives.weighted import Average
 
 # A loss of each list, its weight, and metrics.
 Losses = tuple[Float[Array, " b"], Float[Array, " b"], dict[str, Average]]
-# Of blocks that cannot be drawn. Not infinite, as a divergence subtracts them.
+# Score of blocks that cannot be drawn.
 _NOT_LEFT = -1e9
 
 
@@ -201,9 +202,8 @@ def divergence(
   """
   is_block = jnp.asarray(lists.is_block).reshape(1, -1)
   temperature = jnp.asarray(lists.temperature)[:, None]
-  log_p, log_q = (
-    jax.nn.log_softmax(jnp.where(is_block, x / temperature, _NOT_LEFT), axis=1)
-    for x in (scores, jax.lax.stop_gradient(start))
+  return kl_divergence(
+    scores / temperature,
+    jax.lax.stop_gradient(start) / temperature,
+    jnp.broadcast_to(is_block, scores.shape),
   )
-  terms = jnp.where(is_block, jnp.exp(log_p) * (log_p - log_q), 0.0)
-  return terms.sum(axis=1)

@@ -1,5 +1,6 @@
 """The loss of pre-training by one of its objectives, and its metrics."""
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from realm_jax.objectives.distillation import (
   replug,
 )
 from realm_jax.objectives.marginal import (
+  Form,
   ObjectiveInputs,
   emdr2,
   marginal,
@@ -40,6 +42,18 @@ class Objective(NamedTuple):
   def has_target(self) -> bool:
     """Whether it has a target for p(z|x)."""
     return self.target is not None
+
+  def of(
+    self, form: Form, temperature: float | None = None
+  ) -> Callable[[ObjectiveInputs], WeightedLoss]:
+    """Returns the loss in a form, by default with its usual temperature.
+
+    Example:
+      >>> OBJECTIVES["replug"].of("joint", temperature=0.1).keywords
+      {'form': 'joint', 'temperature': 0.1}
+    """
+    settings = {} if temperature is None else {"temperature": temperature}
+    return functools.partial(self.loss, form=form, **settings)
 
 
 # Objectives by name. A module of the user's own may add others.
@@ -140,11 +154,12 @@ def masked_lm_loss(
   inputs = ObjectiveInputs(
     log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
-  found = objective(inputs)
-  if not isinstance(found, WeightedLoss):
+  weighted = objective(inputs)
+  if not isinstance(weighted, WeightedLoss):
     raise RealmError(
-      f"the objective returned an object of type {type(found).__name__}; want "
-      "a WeightedLoss, such as WeightedLoss(Average.of(losses), {})"
+      "the objective returned an object of type "
+      f"{type(weighted).__name__}; want a WeightedLoss, such as "
+      "WeightedLoss(Average.of(losses), {})"
     )
 
   token_marginal = marginal_token_likelihood(inputs)
@@ -170,7 +185,7 @@ def masked_lm_loss(
       "best_utility": Average.of(best - null, weights),
       "null_probability": Average.of(prior[:, 0]),
     }
-  return WeightedLoss(found.loss, {**metrics, **found.metrics})
+  return WeightedLoss(weighted.loss, {**metrics, **weighted.metrics})
 
 
 def _of_targets(

@@ -120,7 +120,7 @@ def span_loss(
   scores = span_scores.reshape(batch, -1)
   correct = (is_answer & is_span).reshape(batch, -1)
   allowed = is_span.reshape(batch, -1)
-  likelihood, found = marginal_log_likelihood(
+  likelihood, any_correct = marginal_log_likelihood(
     scores, correct, allowed, best_alone=hard_em
   )
   best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
@@ -130,7 +130,7 @@ def span_loss(
     loss,
     {
       "reader_loss": loss,
-      "recall_read": Average.of(found),
+      "recall_read": Average.of(any_correct),
       "span_accuracy": Average.of(is_correct),
     },
   )

@@ -79,9 +79,11 @@ def kl_divergence(
     >>> kl_divergence(scores, 0.0 * scores, is_block)
     Array([0.057], dtype=float32)
   """
-  target = jax.nn.log_softmax(_masked(teacher, is_block), axis=1)
-  found = jax.nn.log_softmax(_masked(student, is_block), axis=1)
-  terms = jnp.where(is_block, jnp.exp(target) * (target - found), 0.0)
+  log_p, log_q = (
+    jax.nn.log_softmax(_masked(scores, is_block), axis=1)
+    for scores in (teacher, student)
+  )
+  terms = jnp.where(is_block, jnp.exp(log_p) * (log_p - log_q), 0.0)
   return terms.sum(axis=1)
 
 
@@ -100,8 +102,8 @@ def margin_mse(
     >>> margin_mse(scores, 0.0 * scores, is_block)
     Array([0.48], dtype=float32)
   """
-  target, found = (x[:, :1] - x[:, 1:] for x in (teacher, student))
-  return _mean_of(jnp.square(found - target), is_block[:, 1:])
+  target, margins = (x[:, :1] - x[:, 1:] for x in (teacher, student))
+  return _mean_of(jnp.square(margins - target), is_block[:, 1:])
 
 
 DISTILLATIONS: Mapping[Distillation, Callable[..., Array]] = {

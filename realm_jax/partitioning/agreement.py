@@ -104,8 +104,8 @@ class Agreement:
     """
     if self.count == 1:
       return compute()
-    own = _outcome(compute) if self.is_leader else None
-    return _value(self.exchange(what, own, lambda facts: facts[0]))
+    outcome = _outcome(compute) if self.is_leader else None
+    return _value(self.exchange(what, outcome, lambda facts: facts[0]))
 
   def on_all_processes(self, what: str, compute: Callable[[], T]) -> T:
     """Returns the value that this process computes, if all processes succeed.
@@ -115,8 +115,8 @@ class Agreement:
     if self.count == 1:
       return compute()
     computed: list[T] = []
-    own = _outcome(lambda: computed.append(compute()))
-    for process, outcome in enumerate(self.exchange(what, own, list)):
+    own_outcome = _outcome(lambda: computed.append(compute()))
+    for process, outcome in enumerate(self.exchange(what, own_outcome, list)):
       _value(outcome, f"process {process}: ")
     return computed[0]
 
@@ -140,12 +140,12 @@ class Agreement:
             "process 0; start all processes with the same"
           )
 
-  def stop_event(self, own: threading.Event) -> "StopEvent":
+  def stop_event(self, event: threading.Event) -> "StopEvent":
     """Returns an event that is set in all processes once it is set in one.
 
-    `own` is this process's event, which SIGTERM sets.
+    `event` is this process's event, which SIGTERM sets.
     """
-    return StopEvent(own, f"{self._prefix}/stop")
+    return StopEvent(event, f"{self._prefix}/stop")
 
   def _wait_for(self, key: str) -> str:
     """Waits for a key's value, unless a process fails."""
@@ -165,9 +165,9 @@ class Agreement:
 class StopEvent(threading.Event):
   """An event that is set in all processes soon after it is set in one."""
 
-  def __init__(self, own: threading.Event, key: str):
+  def __init__(self, event: threading.Event, key: str):
     super().__init__()
-    self._own, self._key = own, key
+    self._own, self._key = event, key
     self._next_look = 0.0
 
   def is_set(self) -> bool:

@@ -70,8 +70,8 @@ def initialize(
   Raises:
     ProcessesError: The arguments are incomplete or wrong.
   """
-  wanted = coordinator_address, num_processes, process_id
-  if None in wanted and set(wanted) != {None}:
+  arguments = coordinator_address, num_processes, process_id
+  if None in arguments and set(arguments) != {None}:
     raise ProcessesError(
       "--coordinator_address, --num_processes and --process_id belong "
       "together: give all three, or none where jax detects the cluster"
@@ -101,7 +101,7 @@ def initialize(
   deadline.start()
   try:
     jax.distributed.initialize(
-      *wanted,
+      *arguments,
       heartbeat_timeout_seconds=heartbeat_timeout_seconds,
       initialization_timeout=initialization_timeout_seconds + _MARGIN_SECONDS,
     )

@@ -69,16 +69,16 @@ def with_defaults(
   """
   known = [axis for axis, _ in LOGICAL_AXIS_RULES]
   rules: list[AxisRule] = []
-  for axis, wanted in overrides:
-    named = mesh_axes_of(wanted)
+  for axis, target in overrides:
+    named = mesh_axes_of(target)
     is_valid = len(set(named) & set(MESH_AXES)) == len(named)
     if axis not in known or not is_valid:
       raise RealmError(
-        f"the rule {(axis, wanted)} must be of a logical axis, one of "
+        f"the rule {(axis, target)} must be of a logical axis, one of "
         f"{', '.join(known)}, and of axes of the mesh, each once: "
         f"{', '.join(MESH_AXES)}, a list of these, or None"
       )
-    rules.append((axis, wanted if isinstance(wanted, str) else named or None))
+    rules.append((axis, target if isinstance(target, str) else named or None))
   return (*rules, *LOGICAL_AXIS_RULES)
 
 
@@ -247,5 +247,5 @@ def row_groups(mesh: Mesh) -> RowGroups:
   """Returns the groups of rows on the mesh's devices."""
   count = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   indices = batch_sharding(mesh).addressable_devices_indices_map((count,))
-  own = {index[0].indices(count)[0] for index in indices.values() if index}
-  return RowGroups(count, tuple(sorted(own)))
+  starts = {index[0].indices(count)[0] for index in indices.values() if index}
+  return RowGroups(count, tuple(sorted(starts)))

@@ -24,10 +24,10 @@ from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.embedding import abstract_retriever, rows_per_batch
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.bin_counts import input_shapes
+from realm_jax.training.block_arrays import SearchedBlocks, abstract_blocks
 from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
-from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.state import create_state
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
@@ -193,17 +193,17 @@ def _of_training(
     state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   for number, stage in enumerate(config.stages):
-    own = dataclasses.replace(setup, number=number)
-    arguments = state, own.abstract_batch(), None if number else in_step
+    stage_setup = dataclasses.replace(setup, number=number)
+    arguments = state, stage_setup.abstract_batch(), None if number else in_step
     shapes = input_shapes(
-      stage, components, stage.dummy_batch(own.empty_arrays())
+      stage, components, stage.dummy_batch(stage_setup.empty_arrays())
     )
-    layout = own.layout(corpus)
+    layout = stage_setup.layout(corpus)
     name = config.prefix_of(number)
     name += ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
     if layout.bin_counts:
       name += f", and packed in {len(layout.bin_counts)} layouts"
-    steps = CompiledSteps(own, layout)
+    steps = CompiledSteps(stage_setup, layout)
     for frozen, step in steps.trace(*arguments, first_step=0):
       mode = ", retriever frozen" if frozen else ""
       yield _cost(STEP, name + mode, step, arguments, topology)
@@ -293,18 +293,18 @@ def _cost(
   try:
     compiled = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
-    held = sum(
+    argument_bytes = sum(
       math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
       for leaf in jax.tree.leaves(arguments)
     )
-    needed = needed_temporaries(str(error), held)
+    needed = needed_temporaries(str(error), argument_bytes)
     if needed is None:
       raise
     return Cost(
       kind=kind,
       name=name,
       fits=False,
-      argument_bytes=held,
+      argument_bytes=argument_bytes,
       temporary_bytes=needed,
     )
   memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
@@ -340,22 +340,22 @@ def product_flops(jaxpr: Any) -> float:
   """
   total = 0.0
   for equation in jaxpr.eqns:
-    given = equation.params
+    parameters = equation.params
     if equation.primitive.name == "dot_general":
-      (contracted, _), _ = given["dimension_numbers"]
+      (contracted, _), _ = parameters["dimension_numbers"]
       shape = equation.invars[0].aval.shape
       size = math.prod(shape[axis] for axis in contracted)
       total += 2.0 * size * equation.outvars[0].aval.size
     inner = [
       product_flops(part)
-      for part in jax.tree.leaves([*given.values()])
+      for part in jax.tree.leaves([*parameters.values()])
       if hasattr(part, "eqns")
     ]
     if equation.primitive.name == "cond":
       inner = [max(inner)]
     # In a `shard_map`, shapes are per device.
-    devices = given["mesh"].size if "mesh" in given else 1
-    total += sum(inner) * given.get("length", 1) * devices
+    devices = parameters["mesh"].size if "mesh" in parameters else 1
+    total += sum(inner) * parameters.get("length", 1) * devices
   return total
 
 

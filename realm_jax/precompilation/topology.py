@@ -82,9 +82,9 @@ def open_topology(name: str) -> Topology:
   settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
   name = f"{generation}:{chips}"
   try:
-    found = topologies.get_topology_desc(name, "tpu", **settings)
+    description = topologies.get_topology_desc(name, "tpu", **settings)
   except (jax.errors.JaxRuntimeError, RuntimeError) as error:
     raise RealmError(
       f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]})"
     ) from error
-  return Topology(name, tuple(found.devices), *_LIMITS[generation])
+  return Topology(name, tuple(description.devices), *_LIMITS[generation])

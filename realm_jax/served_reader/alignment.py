@@ -46,21 +46,21 @@ class Alignment(NamedTuple):
   unit: Unit
   shift: int = 0
 
-  def target_of(self, found: Tokens, prompt: str, target: str) -> slice | None:
+  def target_of(self, tokens: Tokens, prompt: str, target: str) -> slice | None:
     """Returns the target's tokens, after a prompt.
 
     Returns None if no token ends at the end of the prompt.
     """
-    if self.unit == "tokens" or found.offsets is None:
-      start = num_tokens_of(found.texts, prompt)
-      stop = len(found.texts) - found.num_generated
+    if self.unit == "tokens" or tokens.offsets is None:
+      start = num_tokens_of(tokens.texts, prompt)
+      stop = len(tokens.texts) - tokens.num_generated
       return None if start is None else slice(start, stop)
     begin = self.shift + _size(prompt, self.unit)
-    start = bisect.bisect_left(found.offsets, begin)
-    if found.offsets[start : start + 1] != [begin]:
+    start = bisect.bisect_left(tokens.offsets, begin)
+    if tokens.offsets[start : start + 1] != [begin]:
       return None
     end = begin + _size(target, self.unit)
-    return slice(start, bisect.bisect_left(found.offsets, end))
+    return slice(start, bisect.bisect_left(tokens.offsets, end))
 
 
 def test_prompt(tail: str) -> str:
@@ -68,17 +68,17 @@ def test_prompt(tail: str) -> str:
   return _FIRST + _OTHERS + (tail or " two")
 
 
-def alignment_of(found: Tokens, prompt: str) -> Alignment | None:
+def alignment_of(tokens: Tokens, prompt: str) -> Alignment | None:
   """Determines the alignment from a server's tokens of `test_prompt`.
 
   Returns None if no token ends at the end of the prompt.
   """
-  first = num_tokens_of(found.texts, _FIRST)
-  second = num_tokens_of(found.texts, prompt)
+  first = num_tokens_of(tokens.texts, _FIRST)
+  second = num_tokens_of(tokens.texts, prompt)
   if second is None:
     return None
-  if found.offsets is not None and first is not None:
-    start, end = found.offsets[first], found.offsets[second]
+  if tokens.offsets is not None and first is not None:
+    start, end = tokens.offsets[first], tokens.offsets[second]
     units: tuple[Unit, ...] = ("characters", "bytes")
     for unit in units:
       size = _size(prompt, unit)
@@ -94,17 +94,17 @@ def num_tokens_of(tokens: list[str], text: str) -> int | None:
   so the text must end in one. A beginning-of-text token counts. Returns None if
   no token ends at the end of the text.
   """
-  wanted = visible(text)
-  if not wanted or text[-1] != wanted[-1]:
+  characters = visible(text)
+  if not characters or text[-1] != characters[-1]:
     return None
   for num_special in (0, 1):
     done = 0
     for number, token in enumerate(tokens[num_special:], num_special + 1):
-      own = visible(token)
-      if not wanted.startswith(own, done):
+      part = visible(token)
+      if not characters.startswith(part, done):
         break
-      done += len(own)
-      if done == len(wanted):
+      done += len(part)
+      if done == len(characters):
         # The next token has later characters, or no visible ones.
         return number
   return None

@@ -153,22 +153,22 @@ class Endpoint:
     for _ in range(self._model.tries):
       try:
         text = prompt + target
-        found = await self._until_there(self._tokens_of, text, self._kind)
+        tokens = await self._until_there(self._tokens_of, text, self._kind)
       except _FailedError as error:
         failure = str(error)
         # If the endpoint is available, the text caused the failure.
         await self.wait_until_there()
         continue
-      own = self._alignment.target_of(found, prompt, target)
-      if own is None:
+      place = self._alignment.target_of(tokens, prompt, target)
+      if place is None:
         raise RefusedError("no token ends where the prompt does")
-      log_probs = found.log_probs[own]
+      log_probs = tokens.log_probs[place]
       total = sum(math.nan if one is None else one for one in log_probs)
       if not log_probs or not math.isfinite(total):
         raise RefusedError(
           f"the log-probabilities are {log_probs!r:.{_QUOTED}}"
         )
-      return Score(total, len(log_probs), found.num_billed)
+      return Score(total, len(log_probs), tokens.num_billed)
     raise RefusedError(
       f"{self._model.tries} tries failed, the last with: {failure}"
     )
@@ -207,18 +207,18 @@ class Endpoint:
       reasons = []
       for kind in _BODIES:
         try:
-          found = await self._tokens_of(self._prompt + self._target, kind)
+          tokens = await self._tokens_of(self._prompt + self._target, kind)
         except RefusedError as error:
           reasons.append(f"{kind}: {error}")
           continue
-        aligned = alignment_of(found, self._prompt)
-        if aligned is None:
+        alignment = alignment_of(tokens, self._prompt)
+        if alignment is None:
           raise EndpointError(
             f"no token of {self._model.reader_model!r} ends with the prompt "
-            f"{self._prompt!r}: it has {found.texts}; let PROMPT end in a sign "
-            "such as ':', and TARGET begin with a space"
+            f"{self._prompt!r}: it has {tokens.texts}; let PROMPT end in a "
+            "sign such as ':', and TARGET begin with a space"
           )
-        self._kind, self._alignment = kind, aligned
+        self._kind, self._alignment = kind, alignment
         return
     raise EndpointError(
       f"{self._client.base_url} gives no log-probabilities of a prompt "
@@ -239,11 +239,11 @@ class Endpoint:
         raise _FailedError(f"{type(error).__name__} {error}") from error
     self._require_answer(answer)
     try:
-      given = answer.json()
+      reply = answer.json()
     except ValueError as error:
       raise _FailedError(f"no JSON: {answer.text!r:.{_QUOTED}}") from error
     try:
-      return _PARSERS[kind](given, text)
+      return _PARSERS[kind](reply, text)
     except _MALFORMED as error:
       raise RefusedError(
         f"the answer has none: {answer.text!r:.{_QUOTED}}"
@@ -270,32 +270,32 @@ class Endpoint:
       raise RefusedError(f"status {code}, {text}")
 
 
-def _of_echo(given: Any, text: str) -> Tokens:
+def _of_echo(reply: Any, text: str) -> Tokens:
   del text
-  choice = given["choices"][0]
-  found, usage = choice["logprobs"], given.get("usage") or {}
-  tokens, log_probs = list(found["tokens"]), list(found["token_logprobs"])
+  choice = reply["choices"][0]
+  echoed, usage = choice["logprobs"], reply.get("usage") or {}
+  tokens, log_probs = list(echoed["tokens"]), list(echoed["token_logprobs"])
   generated = int(usage.get("completion_tokens", 1))
   if len(tokens) <= generated or len(tokens) != len(log_probs):
     raise ValueError("no echo")
-  offsets = found.get("text_offset")
+  offsets = echoed.get("text_offset")
   if offsets is not None and len(offsets) != len(tokens):
     offsets = None
   billed = int(usage.get("total_tokens", len(tokens)))
   return Tokens(tokens, log_probs, offsets, generated, billed)
 
 
-def _of_prompt_logprobs(given: Any, text: str) -> Tokens:
-  found = given["choices"][0]["prompt_logprobs"]
+def _of_prompt_logprobs(reply: Any, text: str) -> Tokens:
+  entries = reply["choices"][0]["prompt_logprobs"]
   # The token itself comes first, before more likely ones.
-  own = [next(iter(one.values())) for one in found[1:]]
-  texts = [str(one["decoded_token"]) for one in own]
+  tokens = [next(iter(one.values())) for one in entries[1:]]
+  texts = [str(one["decoded_token"]) for one in tokens]
   # The first token has no entry: its text is what the others lack.
   whole, others = visible(text), "".join(map(visible, texts))
   first = whole.removesuffix(others) if others else whole
-  usage = given.get("usage") or {}
-  billed = int(usage.get("total_tokens", len(found)))
-  log_probs = [None, *(float(one["logprob"]) for one in own)]
+  usage = reply.get("usage") or {}
+  billed = int(usage.get("total_tokens", len(entries)))
+  log_probs = [None, *(float(one["logprob"]) for one in tokens)]
   return Tokens([first, *texts], log_probs, None, 0, billed)
 
 

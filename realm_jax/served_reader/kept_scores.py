@@ -36,8 +36,8 @@ _PRUNE_EVERY_STEPS = 32
 class ScoreCache:
   """Scores by the digest of model and text, in a file on this host."""
 
-  def __init__(self, path: Path, database: sqlite3.Connection):
-    self._path, self._database = path, database
+  def __init__(self, database: sqlite3.Connection):
+    self._database = database
 
   @classmethod
   @contextlib.contextmanager
@@ -58,7 +58,7 @@ class ScoreCache:
           "CREATE TABLE IF NOT EXISTS scores "
           "(key BLOB PRIMARY KEY, total REAL, num_tokens INTEGER) WITHOUT ROWID"
         )
-        yield cls(path, database)
+        yield cls(database)
     except sqlite3.Error as error:
       raise RealmError(
         f"{path}: {error}; remove it, free some space, or set SCORE_CACHE to "
@@ -68,10 +68,10 @@ class ScoreCache:
   def known(self, keys: Sequence[bytes]) -> dict[bytes, tuple[float, int]]:
     """Returns the cached sums and numbers of tokens, by key."""
     query = "SELECT total, num_tokens FROM scores WHERE key = ?"
-    found = {
+    rows = {
       key: self._database.execute(query, [key]).fetchone() for key in {*keys}
     }
-    return {key: row for key, row in found.items() if row is not None}
+    return {key: row for key, row in rows.items() if row is not None}
 
   def add(self, key: bytes, total: float, num_tokens: int) -> None:
     """Saves a score at once, so a restarted run does not pay for it again."""
@@ -103,15 +103,15 @@ class StepScores(NamedTuple):
       content = read_bytes(self._path)
     except FileNotFoundError:
       return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-      same = found["digest"].tobytes() == digest
-      return found["log_likelihoods"] if same else None
+    with np.load(io.BytesIO(content), allow_pickle=False) as record:
+      same = record["digest"].tobytes() == digest
+      return record["log_likelihoods"] if same else None
 
-  def write(self, digest: bytes, found: Float32[np.ndarray, " n"]) -> None:
+  def write(self, digest: bytes, scores: Float32[np.ndarray, " n"]) -> None:
     """Writes the scores, and occasionally removes old ones."""
     with atomic_file(self._path) as path, path.open("wb") as file:
       np.savez(
-        file, digest=np.frombuffer(digest, np.uint8), log_likelihoods=found
+        file, digest=np.frombuffer(digest, np.uint8), log_likelihoods=scores
       )
     if self.step % _PRUNE_EVERY_STEPS:
       return

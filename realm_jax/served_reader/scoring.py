@@ -1,7 +1,6 @@
 """Log-likelihoods of candidates from a served language model."""
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
 import re
@@ -158,28 +157,29 @@ class ServedLanguageModel:
     began, record = time.monotonic(), StepScores.of(step)
     keys = [self._key(text) for text in texts]
     digest = hashlib.sha256(b"".join(keys) + bytes([self.mean_likelihood]))
-    found = record.read(digest.digest())
+    log_likelihoods = record.read(digest.digest())
     asked = dict[bytes, Text]()
     costs = list[int]()
-    if found is None:
-      with self._cache() as cache:
+    if log_likelihoods is None:
+      path = Path(self.score_cache or cache_directory() / _CACHE)
+      with ScoreCache.opened(path) as cache:
         known = cache.known(keys)
-        own = zip(keys, texts, strict=True)
-        asked = {key: text for key, text in own if key not in known}
+        pairs = zip(keys, texts, strict=True)
+        asked = {key: text for key, text in pairs if key not in known}
         if asked:
           scores = asyncio.run(self._ask(asked, cache, step))
           known |= {key: (s.total, s.num_tokens) for key, s in scores.items()}
           costs = [score.num_billed for score in scores.values()]
-      found = np.array(
+      log_likelihoods = np.array(
         [self._value(known.get(key)) for key in keys], np.float32
       )
-      if len(found) and np.isneginf(found).all():
+      if len(log_likelihoods) and np.isneginf(log_likelihoods).all():
         raise RealmError(
-          f"{self.reader_url} scores none of the {len(found)} texts of step "
+          f"{self.reader_url} scores none of the {len(texts)} texts of step "
           f"{step.step}; the log says why: is the model's context too short?"
         )
-      record.write(digest.digest(), found)
-    missing = int(np.isneginf(found).sum())
+      record.write(digest.digest(), log_likelihoods)
+    missing = int(np.isneginf(log_likelihoods).sum())
     # Metrics are averaged over processes, so sums are multiplied by these.
     of_all, tokens = jax.process_count(), sum(costs)
     metrics = {
@@ -191,7 +191,7 @@ class ServedLanguageModel:
     if self.price_per_million_tokens is not None:
       price = self.price_per_million_tokens * tokens * of_all / 1e6
       metrics["reader_price"] = price
-    return Scored(found, metrics)
+    return Scored(log_likelihoods, metrics)
 
   def _value(self, known: tuple[float, int] | None) -> float:
     if known is None:
@@ -204,12 +204,8 @@ class ServedLanguageModel:
     sizes = " ".join(str(len(part)) for part in parts)
     return hashlib.sha256("\n".join([sizes, *parts]).encode()).digest()
 
-  def _cache(self) -> contextlib.AbstractContextManager["ScoreCache"]:
-    path = self.score_cache or cache_directory() / _CACHE
-    return ScoreCache.opened(Path(path))
-
   async def _ask(
-    self, texts: Mapping[bytes, Text], cache: "ScoreCache", step: StepOnHost
+    self, texts: Mapping[bytes, Text], cache: ScoreCache, step: StepOnHost
   ) -> dict[bytes, "Score"]:
     """Requests the scores of texts, and adds them to the cache."""
     from realm_jax.served_reader import endpoint

@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import ipaddress
 import json
-import socket
 import urllib.parse
 from collections.abc import (
   AsyncIterator,
@@ -21,7 +19,6 @@ from collections.abc import (
 from typing import Any
 
 import anyio.to_thread
-import uvicorn
 from absl import logging
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,8 +30,21 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
-from realm_jax.feedback.log import Rewards, checked_rewards
-from realm_jax.serving.service import Logged, RequestError, Service, checked
+from realm_jax.serving.requests import (
+  MAX_BLOCKS,
+  MAX_EDITS,
+  MAX_RETRIEVED,
+  MAX_TEXTS,
+  RequestError,
+  checked,
+  fields_of,
+  filter_of,
+  flag_of,
+  rewards_of,
+  texts_of_blocks,
+)
+from realm_jax.serving.server import is_loopback
+from realm_jax.serving.service import Logged, Service
 from realm_jax.serving.turns import OfTexts, Turns
 
 _HEADERS = {
@@ -49,23 +59,9 @@ _HEADERS = {
   "cross-origin-resource-policy": "same-origin",
   "cache-control": "no-store",
 }
-_BACKLOG = 256
-# Limits of a request: number of bytes, characters of an edited block, and
-# edited blocks; for programs, number of texts, blocks for each text, and blocks
-# in total.
-MAX_BYTES = 2 << 20
-MAX_EDIT_CHARACTERS = 10_000
-MAX_EDITS = 16
-MAX_TEXTS = 4096
-MAX_BLOCKS = 1000
-MAX_RETRIEVED = 256_000
-
 _DEFAULT_BLOCKS = 5
 # Cost of a question in a turn, in blocks.
 _BLOCKS_PER_QUESTION = 128
-# Limit of open connections, and time limit for receiving a request.
-_MAX_CONNECTIONS = 512
-_BODY_SECONDS = 30.0
 _JSON = "application/json"
 # Paths that need no token: the files of the page, and the health check.
 _OPEN = frozenset({"/", "/index.html", "/page.css", "/page.js", "/healthz"})
@@ -146,11 +142,11 @@ class PageApp:
         "its port, or start it with --allowed_hosts"
       )
       return JSONResponse({"error": text}, 403)
-    given = headers.get("authorization", "").encode("latin-1")
-    wanted = f"Bearer {self._token}".encode()
+    sent = headers.get("authorization", "").encode("latin-1")
+    expected = f"Bearer {self._token}".encode()
     if not self._token or path in _OPEN:
       return None
-    if hmac.compare_digest(given, wanted):
+    if hmac.compare_digest(sent, expected):
       return None
     text = "send the service's token, as Authorization: Bearer TOKEN"
     return JSONResponse({"error": text}, 401, {"www-authenticate": "Bearer"})
@@ -228,22 +224,22 @@ class PageApp:
         is unchanged) and `left_out`; null if nothing else was read.
       run: The run, as in `/api/about`.
     """
-    fields = await _fields(request, "text")
+    fields = await fields_of(request, "text")
     text, edits = checked(fields["text"]).strip(), fields.get("edits", [])
     if not text:
       raise RequestError(
         "there is nothing to ask; write a question or a sentence"
       )
-    texts = _texts_of_blocks(edits)
+    texts = texts_of_blocks(edits)
     if len(edits) > MAX_EDITS:
       raise RequestError(
         f"{len(edits)} blocks are edited, and at most {MAX_EDITS} may be at "
         "once; restore some"
       )
-    told = await self._turns.alone(
+    reply = await self._turns.alone(
       lambda: self._service.explain(text, texts), request.is_disconnected
     )
-    return Response(told, media_type=_JSON)
+    return Response(reply, media_type=_JSON)
 
   async def _retrieve(self, request: Request) -> Response:
     """Retrieves the best blocks for queries.
@@ -267,7 +263,7 @@ class PageApp:
         `return_scores`: for each query, a list of objects with `document` and
         `score`, or a list of documents.
     """
-    fields = await _fields(request, "queries")
+    fields = await fields_of(request, "queries")
     # These fields select the protocol of Search-R1.
     is_of_search_r1 = bool({"topk", "return_scores"} & fields.keys())
     if is_of_search_r1 and "k" in fields:
@@ -276,29 +272,27 @@ class PageApp:
         "request; leave out k, or the others"
       )
     name = "topk" if is_of_search_r1 else "k"
-    k, where = fields.get(name), _filter(fields)
+    k = fields.get(name)
     k = _DEFAULT_BLOCKS if k is None else k
-    if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
+    if type(k) is not int or not 1 <= k <= MAX_BLOCKS:
       raise RequestError(f"{name}={k!r}; want 1 to {MAX_BLOCKS}")
-    scores = _flag(fields, "return_scores", default=False)
-    rerank = _flag(fields, "rerank", default=True)
-    explore = _flag(fields, "explore", default=True)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
       "k": k,
-      "where": where,
-      "rerank": rerank,
-      "explore": explore,
+      "where": filter_of(fields),
+      "rerank": flag_of(fields, "rerank", default=True),
+      "explore": flag_of(fields, "explore", default=True),
     }
-    find: OfTexts = functools.partial(self._service.retrieve, **given)
+    search: Callable[..., Any] = self._service.retrieve
     if is_of_search_r1:
-      find = functools.partial(
-        self._service.documents, **given, return_scores=scores
+      settings["return_scores"] = flag_of(
+        fields, "return_scores", default=False
       )
+      search = self._service.documents
     return await self._results(
       request,
-      find,
+      functools.partial(search, **settings),
       fields["queries"],
-      (name, k, scores, rerank, explore, json.dumps(where)),
+      (name, json.dumps(settings)),
       name="result" if is_of_search_r1 else "results",
       per_text=k,
       is_logged=self._service.feedback is not None,
@@ -314,9 +308,9 @@ class PageApp:
     Reply:
       results: For each question, a RESULT with its `question`.
     """
-    fields = await _fields(request, "questions")
-    texts, where = fields["questions"], _filter(fields)
-    rerank = _flag(fields, "rerank", default=True)
+    fields = await fields_of(request, "questions")
+    texts, where = fields["questions"], filter_of(fields)
+    rerank = flag_of(fields, "rerank", default=True)
     answer = functools.partial(self._service.answer, where=where, rerank=rerank)
     key = "ask", rerank, json.dumps(where)
     return await self._results(request, answer, texts, key)
@@ -355,8 +349,8 @@ class PageApp:
     computed = await self._turns.compute(
       function, texts, key, cost, is_gone=request.is_disconnected
     )
-    given = name.encode(), b", ".join(computed), ids.encode()
-    return Response(b'{"%s": [%s]%s}' % given, media_type=_JSON)
+    parts = name.encode(), b", ".join(computed), ids.encode()
+    return Response(b'{"%s": [%s]%s}' % parts, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:
     """Changes blocks for all clients, until the service ends.
@@ -373,10 +367,10 @@ class PageApp:
       raise HTTPException(
         403, "this service changes no blocks; start it with --allow_updates"
       )
-    texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
+    texts = texts_of_blocks((await fields_of(request, "blocks"))["blocks"])
     # This is for all clients, even if the one that sent it has disconnected.
-    told = await self._turns.alone(lambda: self._service.update(texts), _never)
-    return Response(told, media_type=_JSON)
+    reply = await self._turns.alone(lambda: self._service.update(texts), _never)
+    return Response(reply, media_type=_JSON)
 
   async def _feedback(self, request: Request) -> Response:
     """Logs rewards for lists that `/retrieve` returned.
@@ -391,105 +385,23 @@ class PageApp:
       accepted: Number of rewards that were new.
       repeated: Number of rewards for lists that already had some.
     """
-    if self._service.feedback is None:
+    feedback = self._service.feedback
+    if feedback is None:
       raise HTTPException(
         403, "this service takes no feedback; start it with --accept_feedback"
       )
-    fields = await _fields(request, "feedback")
-    rewards = _rewards(fields["feedback"])
-    # Does not queue with the requests that wait for the devices.
-    told = await anyio.to_thread.run_sync(self._service.take_feedback, rewards)
-    return JSONResponse(told)
-
-
-async def _fields(request: Request, wanted: str) -> dict[str, Any]:
-  """Returns the fields of a JSON request, which must have the wanted one."""
-  kind = request.headers.get("content-type", "").partition(";")[0].strip()
-  if kind.lower() != "application/json":
-    # A page of another site can send forms here, but no JSON.
-    raise HTTPException(415, "send JSON, with Content-Type: application/json")
-  body = bytearray()
-  try:
-    async with asyncio.timeout(_BODY_SECONDS):
-      async for chunk in request.stream():
-        body += chunk
-        # Counted here, because the header may be missing or wrong.
-        if len(body) > MAX_BYTES:
-          raise HTTPException(
-            413,
-            f"the request has more than {MAX_BYTES:,} bytes; shorten the text, "
-            "or restore some blocks",
-          )
-  except TimeoutError:
-    raise HTTPException(
-      408, f"the request did not arrive within {_BODY_SECONDS:.0f} s"
-    ) from None
-  try:
-    fields = json.loads(body.decode("utf-8"))
-  except (ValueError, RecursionError) as error:
-    raise RequestError(f"the request is no JSON: {error}") from None
-  if not isinstance(fields, dict) or wanted not in fields:
-    raise RequestError(
-      f"the request has no field {wanted!r}, as in {{{json.dumps(wanted)}: …}}"
-    )
-  return fields
-
-
-def _filter(fields: dict[str, Any]) -> dict[str, Any] | None:
-  """Returns the filter of a request, if it has one."""
-  where = fields.get("where")
-  if where is not None and not isinstance(where, dict):
-    raise RequestError(
-      f'where={where!r}; want an object such as {{"language": "de"}}'
-    )
-  return where
-
-
-def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
-  """Returns a Boolean field of a request."""
-  found = fields.get(name)
-  found = default if found is None else found
-  if not isinstance(found, bool):
-    raise RequestError(f"{name}={found!r}; want true or false")
-  return found
-
-
-def _texts_of_blocks(blocks: Any) -> dict[str, str]:
-  """Returns the texts of blocks by the blocks' names."""
-  try:
-    return {
-      checked(block["id"]): checked(block["text"], MAX_EDIT_CHARACTERS)
-      for block in blocks
-    }
-  except (KeyError, TypeError) as error:
-    raise RequestError(
-      'want blocks as [{"id": "…", "text": "…"}], with ids from an answer: '
-      f"{error!r}"
-    ) from None
-
-
-def _rewards(sent: Any) -> list[tuple[str, Rewards]]:
-  """Returns pairs of a request ID and its rewards.
-
-  Raises:
-    RequestError, FeedbackError: They are malformed, or there are too many.
-  """
-  if not isinstance(sent, list) or not 1 <= len(sent) <= MAX_TEXTS:
-    raise RequestError(
-      f"want a list of 1 to {MAX_TEXTS} objects "
-      '{"request_id": "…", "rewards": …} as feedback'
-    )
-  found = list[tuple[str, Rewards]]()
-  for one in sent:
-    if not isinstance(one, dict) or not {"request_id", "rewards"} <= {*one}:
-      raise RequestError(
-        f'{one!r:.60} is no feedback; want {{"request_id": "…", "rewards": …}}'
-      )
-    name, rewards = checked(one["request_id"]), one["rewards"]
-    if isinstance(rewards, list) and len(rewards) > MAX_BLOCKS:
-      raise RequestError(f"{len(rewards)} rewards are more than any list has")
-    found.append((name, checked_rewards(rewards)))
-  return found
+    fields = await fields_of(request, "feedback")
+    rewards = rewards_of(fields["feedback"])
+    try:
+      # Does not queue with the requests that wait for the devices.
+      new = await anyio.to_thread.run_sync(feedback.log.add_rewards, rewards)
+    except OSError as error:
+      raise HTTPException(
+        503,
+        f"the rewards cannot be written ({error.strerror}); send them again "
+        "when the disk has space",
+      ) from error
+    return JSONResponse({"accepted": new, "repeated": len(rewards) - new})
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -511,16 +423,6 @@ async def _failed(request: Request, error: Exception) -> Response:
   return JSONResponse({"error": "a bug; the server's log has more"}, 500)
 
 
-def is_loopback(host: str) -> bool:
-  """Returns whether a name or an address is only for this machine."""
-  if host == "localhost":
-    return True
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False
-
-
 def _is_named(host: str, hosts: Collection[str]) -> bool:
   """Returns whether a Host header is allowed; it may have a port."""
   try:
@@ -528,51 +430,3 @@ def _is_named(host: str, hosts: Collection[str]) -> bool:
   except ValueError:
     return False
   return is_loopback(name) or name in hosts
-
-
-def listen(host: str, port: int) -> socket.socket:
-  """Returns a listening socket; port 0 takes a free port.
-
-  Raises:
-    OSError: The address is in use, not of this machine, or not permitted.
-  """
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  listening = socket.create_server(
-    (host, port), family=family, backlog=_BACKLOG
-  )
-  if not is_loopback(listening.getsockname()[0]):
-    logging.warning(
-      "The page listens on %s: whoever reaches this machine can ask the model, "
-      "unless --token is set; --host=127.0.0.1 allows only this machine",
-      host,
-    )
-  return listening
-
-
-def url_of(listening: socket.socket) -> str:
-  """Returns the URL of a listening socket."""
-  host, port = listening.getsockname()[:2]
-  if host in ("0.0.0.0", "::"):
-    host = socket.gethostname()
-  return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def server_of(app: PageApp, *, farewell_seconds: int = 1) -> uvicorn.Server:
-  """Returns a server, whose `run` ends with SIGTERM, SIGINT or `should_exit`.
-
-  Args:
-    app: Application to serve.
-    farewell_seconds: Time to wait for current requests when the server ends.
-  """
-  return uvicorn.Server(
-    uvicorn.Config(
-      app,
-      http="h11",
-      ws="none",
-      log_config=None,
-      access_log=False,
-      server_header=False,
-      limit_concurrency=_MAX_CONNECTIONS,
-      timeout_graceful_shutdown=farewell_seconds,
-    )
-  )

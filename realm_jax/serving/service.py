@@ -1,7 +1,7 @@
 """Answers the page's requests with plain data."""
 
 import dataclasses
-import itertools
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,37 +11,30 @@ import numpy as np
 from jaxtyping import Int32
 
 from realm_jax.answers.match import exact_match
-from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.filters import Where
-from realm_jax.corpus.paths import text_places
-from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.masked_sentences import kind_of
-from realm_jax.evaluation.result import Hit, Result
+from realm_jax.evaluation.result import Result
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
   SENTENCE,
   TrainedRun,
 )
-from realm_jax.feedback.log import FeedbackLog, Rewards, Served, drawn_order
+from realm_jax.feedback.log import FeedbackLog, Served, drawn_order
 from realm_jax.indexes.protocol import SearchResult
+from realm_jax.serving.passages import passages_of
+from realm_jax.serving.requests import RequestError, checked
 from realm_jax.settings import Asked
 
 # Number of blocks whose text in memory may differ from the corpus.
 MAX_UPDATES = 256
-# Number of characters of a question or a sentence.
-MAX_CHARACTERS = 2000
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
-
-
-class RequestError(RealmError):
-  """A request that is malformed, exceeds a limit, or fits none of the runs."""
 
 
 class Logged(NamedTuple):
@@ -86,7 +79,8 @@ class Service:
 
   Raises:
     CheckpointError: The second run does not fill in sentences.
-    RequestError: The run retrieves paths, for which there is no feedback.
+    RequestError: The run does not retrieve single blocks, and there is no
+      feedback for others.
   """
 
   def __init__(
@@ -106,10 +100,11 @@ class Service:
     self._updates: dict[str, str] = {}
     self._examples = list(examples)
     self.feedback = feedback
-    if feedback is not None and run.config.paths is not None:
+    if feedback is not None and (run.config.paths or not run.retrieves):
+      kind = "paths of blocks" if run.retrieves else "nothing"
       raise RequestError(
-        "the run retrieves paths of blocks, but feedback is for single blocks; "
-        "leave out --accept_feedback"
+        f"the run retrieves {kind}, but feedback is for single blocks; leave "
+        "out --accept_feedback"
       )
     # Samples the order of lists.
     self._generator = np.random.default_rng()
@@ -142,25 +137,20 @@ class Service:
 
   def health(self) -> dict[str, Any]:
     """Describes the run that answers, and how long ago it was loaded."""
-    return {
+    health: dict[str, Any] = {
       "status": "ok" if self.problem is None else "stale",
       **_source(self._run),
-      **self._logged(),
       "age_seconds": round(time.monotonic() - self._loaded_at, 1),
       "problem": self.problem,
     }
-
-  def _logged(self) -> dict[str, Any]:
-    if self.feedback is None:
-      return {}
-    log = self.feedback.log
-    return {
-      "feedback": {
+    if self.feedback is not None:
+      log = self.feedback.log
+      health["feedback"] = {
         "lists": log.num_lists,
         "rewards": log.num_rewards,
         "is_full": log.is_full,
       }
-    }
+    return health
 
   def warm_up(self) -> None:
     """Compiles the programs, so the first question does not have to wait."""
@@ -210,17 +200,17 @@ class Service:
     ) -> Iterator[dict[str, Any]]:
       ids = [one.request_id for one in asked if isinstance(one, Logged)]
       if feedback is None or not ids:
-        found = run.search(token_ids, k)
+        result = run.search(token_ids, k)
       else:
         queries = [one.query for one in asked]
-        found = self._search_and_log(
+        result = self._search_and_log(
           *(run, feedback, token_ids, queries, ids),
           k=k,
           temperature=feedback.temperature if is_drawn else None,
         )
-      for number, hits in enumerate(run.hits(found)):
-        told = {"blocks": [hit.json() for hit in hits], **_source(run)}
-        yield told | ({"request_id": ids[number]} if ids else {})
+      for number, hits in enumerate(run.hits(result)):
+        fields = {"blocks": [hit.json() for hit in hits], **_source(run)}
+        yield fields | ({"request_id": ids[number]} if ids else {})
 
     return _each(run, texts, "query", blocks)
 
@@ -235,80 +225,55 @@ class Service:
     k: int,
     temperature: float | None,
   ) -> SearchResult:
-    """Searches for candidates, logs them, and returns the blocks to show.
-
-    Lists with fewer candidates, because of a filter, are not logged.
-    """
-    found = run.search(token_ids, max(k, feedback.pool_size))
-    shown = np.tile(np.arange(min(k, found.rows.shape[1])), (len(ids), 1))
+    """Searches for candidates, logs them, and returns the blocks to show."""
+    result = run.search(token_ids, max(k, feedback.pool_size))
+    shown = np.tile(np.arange(min(k, result.rows.shape[1])), (len(ids), 1))
     if temperature is not None:
       shown = drawn_order(
-        found.scores, temperature=temperature, k=k, generator=self._generator
+        result.scores, temperature=temperature, k=k, generator=self._generator
       )
     # A text that was edited in memory differs from the corpus.
-    is_edited = np.isin(found.rows, [*run.edits])
-    hashes = np.where(is_edited, 0, run.corpus.content_hashes[found.rows])
-    block_ids = run.corpus.block_ids[found.rows]
-    lists = {
-      name: Served(
-        queries[number],
+    is_edited = np.isin(result.rows, [*run.edits])
+    hashes = np.where(is_edited, 0, run.corpus.content_hashes[result.rows])
+    # A cross-encoder may have ordered the candidates.
+    by_retriever = result.retriever_scores
+    scores = result.scores if by_retriever is None else by_retriever
+    block_ids, source = run.corpus.block_ids[result.rows], _source(run)
+    lists = [
+      Served(
+        query,
         block_ids[number],
         hashes[number],
-        found.scores[number],
+        scores[number],
         shown[number],
         temperature,
-        **_source(run),
+        **source,
       )
-      for number, name in enumerate(ids)
-      if (found.rows[number] != NULL_ROW).all()
-    }
-    feedback.log.add_lists([*lists], [*lists.values()])
-    rows, scores = (
-      np.take_along_axis(x, shown, axis=1) for x in (found.rows, found.scores)
+      for number, query in enumerate(queries)
+    ]
+    feedback.log.add_lists(ids, lists)
+    in_order = functools.partial(np.take_along_axis, indices=shown, axis=1)
+    return SearchResult(
+      in_order(result.rows),
+      in_order(result.scores),
+      None if by_retriever is None else in_order(by_retriever),
     )
-    own = found.retriever_scores
-    if own is not None:
-      own = np.take_along_axis(own, shown, axis=1)
-    return SearchResult(rows, scores, own)
-
-  def take_feedback(
-    self, rewards: Sequence[tuple[str, Rewards]]
-  ) -> dict[str, int]:
-    """Logs the rewards of lists by request ID, and counts the new ones.
-
-    Raises:
-      RequestError: The service does not accept feedback.
-      FeedbackError: An ID is not from this service, or the log is full.
-    """
-    if self.feedback is None:
-      raise RequestError("this service takes no feedback")
-    new = self.feedback.log.add_rewards(rewards)
-    return {"accepted": new, "repeated": len(rewards) - new}
 
   def documents(
-    self,
-    texts: Sequence[Any],
-    k: int,
-    where: Where | None = None,
-    *,
-    rerank: bool = True,
-    explore: bool = False,
-    return_scores: bool,
+    self, texts: Sequence[Any], *, return_scores: bool, **settings: Any
   ) -> Iterator[list[dict[str, Any]]]:
     """Yields the results of `retrieve` like Search-R1's retrieval server.
 
     A text that cannot be searched for gets no documents.
     """
-    for one in self.retrieve(
-      *(texts, k, where), rerank=rerank, explore=explore
-    ):
-      found = []
-      for block in one.get("blocks", ()):
+    for result in self.retrieve(texts, **settings):
+      documents = []
+      for block in result.get("blocks", ()):
         document = {name: block[name] for name in ("id", "title", "text")}
         document["contents"] = f'"{block["title"]}"\n{block["text"]}'
         scored = {"document": document, "score": block["score"]}
-        found.append(scored if return_scores else document)
-      yield found
+        documents.append(scored if return_scores else document)
+      yield documents
 
   def answer(
     self,
@@ -383,32 +348,13 @@ class Service:
     texts = _edits(run, edits or {})
     edited = run.edited(texts)
     result = explain(edited, text)
-    told = result.json()
-    for block, hit in zip(told["blocks"], result.hits, strict=True):
-      passages = _passages(edited, result.answer, hit)
-      for one, shown in zip(block.get("path", [block]), passages, strict=True):
-        one.update(shown)
+    fields = result.json()
+    for block, hit in zip(fields["blocks"], result.hits, strict=True):
+      passages = passages_of(edited, result.answer, hit)
+      for part, shown in zip(block.get("path", [block]), passages, strict=True):
+        part.update(shown)
     without = _without(run, result, texts)
-    return {**told, "without": without, "run": _about(run)}
-
-
-def checked(text: Any, most: int = MAX_CHARACTERS) -> str:
-  """Returns a value if it is a valid text, or raises `RequestError`."""
-  if not isinstance(text, str):
-    raise RequestError(f"{text!r} is no string")
-  if len(text) > most:
-    raise RequestError(
-      f"a text has {len(text):,} characters; at most {most:,} are read: "
-      "shorten it"
-    )
-  # JSON can encode values that are not characters, and NUL, which ends C
-  # strings.
-  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
-    raise RequestError(
-      "a text has an invalid character (U+0000, or half of a surrogate pair); "
-      "remove it"
-    )
-  return text
+    return {**fields, "without": without, "run": _about(run)}
 
 
 def _each(
@@ -436,28 +382,28 @@ def _each(
   )
   refused = unknown | refused
   good = [number for number in range(len(texts)) if number not in refused]
-  told = iter(function(token_ids[good], [sent[number] for number in good]))
+  results = iter(function(token_ids[good], [sent[number] for number in good]))
   for number, text in enumerate(texts):
     if number in refused:
       # Other values are left out: they may be infinite, unlike JSON's numbers.
       shown = text if isinstance(text, str) else None
       yield {name: shown, "error": str(refused[number])}
     else:
-      yield {name: text, **next(told)}
+      yield {name: text, **next(results)}
 
 
 def _about(run: TrainedRun) -> dict[str, Any]:
   return {
     **run.source,
-    "index": run.snapshot.index.kind,
-    "num_blocks": run.snapshot.num_blocks,
+    "index": run.snapshot.index.kind if run.retrieves else None,
+    "num_blocks": run.corpus.num_blocks,
     "can_edit": run.can_edit,
   }
 
 
-def _source(run: TrainedRun) -> dict[str, int]:
+def _source(run: TrainedRun) -> dict[str, Any]:
   """Describes a run's checkpoint and snapshot, without any paths."""
-  return {"checkpoint": run.step, "snapshot": run.snapshot.step}
+  return {"checkpoint": run.step, "snapshot": run.snapshot_step}
 
 
 def _edits(
@@ -514,83 +460,3 @@ def _without(
     "probability": other.probability,
     "same": exact_match(other.answer, result.answer, run.corpus.language),
   }
-
-
-def _around(run: TrainedRun, row: int) -> list[str | None]:
-  """Returns the texts before and after a block in its document, or None."""
-  if row == NULL_ROW:
-    return []
-  others = range(run.corpus.num_blocks)
-  document = run.block(row).document_id
-  return [
-    run.block(other).text
-    if other in others and run.block(other).document_id == document
-    else None
-    for other in (row - 1, row + 1)
-  ]
-
-
-def _passages(run: TrainedRun, answer: str, hit: Hit) -> list[dict[str, Any]]:
-  """Returns what the page shows of a block, or of each block of a path.
-
-  This is its title and text, both in segments, the texts before and after it in
-  the document, and whether it was edited. The title of the first block has no
-  segments, because the reader does not read it as text.
-  """
-  body, marks = hit.block.text.encode(), _marks(run, answer, hit)
-  return [
-    {
-      "is_edited": part.row in run.edits,
-      "title_segments": _segments(body[of_title], marks[of_title]),
-      "segments": _segments(body[of_body], marks[of_body]),
-      "around": _around(run, part.row),
-    }
-    for part, (of_title, of_body) in zip(
-      hit.block.parts, text_places(hit.block.parts), strict=True
-    )
-  ]
-
-
-def _marks(run: TrainedRun, answer: str, hit: Hit) -> np.ndarray:
-  """Returns the mark of each byte of a block's text.
-
-  The mark is "answer" in an occurrence of the answer, "said" in the answer that
-  the reader would give from this block alone, and otherwise "". Words are
-  compared by their wordpieces, so capitals and accents may not matter.
-  """
-  block, best, words = hit.block, hit.best, run.vocabulary
-  token_ids, body = block.body_token_ids, block.text.encode()
-  wanted = answer.split(" | ")
-  marks = np.full(len(body), "", "U6")
-  if best is not None and best.start is not None:
-    first, limit = (
-      len(block.text[:place].encode()) for place in (best.start, best.limit)
-    )
-    marks[first:limit] = "said"
-    if any(exact_match(best.text, one, run.corpus.language) for one in wanted):
-      # The block's own spelling may have another article.
-      wanted.append(best.text)
-  found = find_token_spans(
-    token_ids, np.array([0, len(token_ids)]), map(words.encode, wanted)
-  )
-  is_inside = np.append(words.is_continuation[token_ids], False)
-  for start, width in zip(
-    found.start.tolist(), found.width.tolist(), strict=True
-  ):
-    # Part of a word does not count as the answer.
-    if not (is_inside[start] or is_inside[start + width]):
-      first, _ = block.byte_ranges[start]
-      _, limit = block.byte_ranges[start + width - 1]
-      marks[first:limit] = "answer"
-  return marks
-
-
-def _segments(body: bytes, marks: np.ndarray) -> list[dict[str, str]]:
-  """Splits a text into segments, each with a single mark."""
-  changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
-  bounds = [0, *changes.tolist(), len(marks)]
-  return [
-    {"text": body[first:limit].decode(), "mark": str(marks[first])}
-    for first, limit in itertools.pairwise(bounds)
-    if first < limit
-  ]

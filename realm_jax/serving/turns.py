@@ -114,18 +114,18 @@ class Turns:
       call = functools.partial(self._rendered, turn[0].function, texts)
       try:
         # A server that ends does not wait for the current turn.
-        found = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        rendered = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
       except Exception as error:
         for request in turn:
           if not request.result.done():
             request.result.set_exception(error)
         continue
-      results = iter(found)
+      results = iter(rendered)
       for request in turn:
-        own = [*itertools.islice(results, len(request.texts))]
+        part = [*itertools.islice(results, len(request.texts))]
         # The client may have disconnected.
         if not request.result.done():
-          request.result.set_result(own)
+          request.result.set_result(part)
 
   def _next(self) -> list[_Waiting]:
     """Removes and returns the waiting requests of the next turn."""
@@ -145,10 +145,10 @@ class Turns:
     self.is_computing = True
     try:
       rendered = (
-        json.dumps(one, ensure_ascii=False, allow_nan=False)
-        for one in function(texts)
+        json.dumps(result, ensure_ascii=False, allow_nan=False)
+        for result in function(texts)
       )
       # An invalid text in a result may have half of a surrogate pair.
-      return [one.encode(errors="backslashreplace") for one in rendered]
+      return [result.encode(errors="backslashreplace") for result in rendered]
     finally:
       self.is_computing = False

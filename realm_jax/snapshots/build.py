@@ -14,7 +14,7 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import CorpusError
@@ -166,9 +166,9 @@ def known_vectors(
     hashes = version.content_hashes
     order = np.argsort(hashes, kind="stable")
     place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
-    found = order[np.minimum(place, len(hashes) - 1)]
-    is_same = hashes[found] == corpus.content_hashes
-    rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+    candidates = order[np.minimum(place, len(hashes) - 1)]
+    is_same = hashes[candidates] == corpus.content_hashes
+    rows = np.where(is_same, candidates, NULL_ROW).astype(np.int32)
     return KnownVectors(rows, vectors.gather, base.oldest_step, base)
 
   try:
@@ -304,46 +304,70 @@ def build_snapshot(
     RecallError: The recall of the index is below its settings' minimum.
     ProcessesError: Another process has failed.
   """
-  config, corpus, layout = towers.config, towers.corpus, towers.layout
-  if known is None and config.index_config.needs_vectors:
+  layout = towers.layout
+  if known is None and towers.config.index_config.needs_vectors:
     known = known_vectors(
       *(store, step),
-      corpus=corpus,
+      corpus=towers.corpus,
       model=towers.model,
       dtype=layout.dtype,
       agreement=agreement,
     )
-  embed = np.ones(layout.num_blocks, bool)
-  if known is not None:
-    embed = known.rows == NULL_ROW
   identity = identity or towers.identity(params, known)
   draft = Draft(store.path(step) / identity, layout)
+  build = _Build(towers, step, params, store, draft, known, check)
+  explained = store.disk_full_explained(step)
+  embed = explained(functools.partial(build.embed_shards, agreement))
+  seconds = agreement.on_all_processes("shards", embed)
+  publish = explained(functools.partial(build.publish, seconds))
+  agreement.on_process_0("publication", publish)
 
-  @store.disk_full_explained(step)
-  def embed_shards() -> float:
-    begin, done = time.monotonic(), draft.records()
+
+@dataclasses.dataclass(frozen=True)
+class _Build:
+  """One process's part of the build of a snapshot."""
+
+  towers: CompiledTowers
+  step: int
+  params: Params
+  store: SnapshotStore
+  draft: Draft
+  known: KnownVectors | None
+  check: Callable[[], None]
+
+  @functools.cached_property
+  def is_new(self) -> Bool[np.ndarray, " N"]:
+    """Whether a block's vector must be embedded."""
+    if self.known is None:
+      return np.ones(self.draft.layout.num_blocks, bool)
+    return self.known.rows == NULL_ROW
+
+  def embed_shards(self, agreement: Agreement) -> float:
+    """Writes the shards of this process; returns the seconds it took."""
+    draft, known, begin = self.draft, self.known, time.monotonic()
+    layout, done = draft.layout, draft.records()
     for shard in range(agreement.index, len(layout), agreement.count):
       if shard in done:
         continue
-      check()
+      self.check()
       rows = layout.rows(shard)
       vectors = np.empty((len(rows), layout.dim), np.float32)
-      is_new = embed[rows]
+      is_new = self.is_new[rows]
       if is_new.any():
-        vectors[is_new] = towers.embedder.embed(
-          params, rows[is_new], check=check
+        vectors[is_new] = self.towers.embedder.embed(
+          self.params, rows[is_new], check=self.check
         )
       if known is not None and not is_new.all():
         vectors[~is_new] = known.gather(known.rows[rows[~is_new]])
       draft.add(shard, vectors)
     return time.monotonic() - begin
 
-  embed_seconds = agreement.on_all_processes("shards", embed_shards)
-
-  @store.disk_full_explained(step)
-  def publish() -> None:
-    files = draft.verified(are_read=config.index_config.has_files)
-    query_tower = towers.retriever.query_tower_parameters(params)
+  def publish(self, embed_seconds: float) -> None:
+    """Builds the index of all shards, measures its recall, and commits."""
+    towers, step, check = self.towers, self.step, self.check
+    config, corpus, layout = towers.config, towers.corpus, towers.layout
+    files = self.draft.verified(are_read=config.index_config.has_files)
+    query_tower = towers.retriever.query_tower_parameters(self.params)
     save_query_tower(files.root, jax.device_get(query_tower))
     index_folder = config.index_config.kind
     if files.is_copied:
@@ -353,7 +377,7 @@ def build_snapshot(
     vectors, recall, report = Embeddings(files, layout), {}, {}
     build_seconds = 0.0
     if config.index_config.has_files:
-      for_tuning, held_out = towers.queries(params)
+      for_tuning, held_out = towers.queries(self.params)
       check()
       start = time.monotonic()
       blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
@@ -362,7 +386,7 @@ def build_snapshot(
       check()
       if not index.has_own_scores:
         recall = measure_recall(index, vectors, held_out, config.recall_at)
-    others = draft.record_others(files.root)
+    others = self.draft.record_others(files.root)
     manifest = Manifest(
       step=step,
       corpus_fingerprint=corpus.fingerprint,
@@ -376,24 +400,22 @@ def build_snapshot(
       recall_queries=config.recall_queries // 2 if recall else 0,
       embed_seconds=round(embed_seconds, 3),
       build_seconds=round(build_seconds, 3),
-      oldest_step=step if known is None else known.oldest_step,
+      oldest_step=step if self.known is None else self.known.oldest_step,
       model=towers.model,
       index_report=report,
       files=(*files.records, *others),
-      folder=draft.folder.name,
+      folder=self.draft.folder.name,
       index_folder=index_folder,
     )
     check()
-    store.commit(manifest)
+    self.store.commit(manifest)
     logging.info(
       "published snapshot %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
-      *(step, corpus.num_blocks, embed.sum(), embed_seconds),
+      *(step, corpus.num_blocks, self.is_new.sum(), embed_seconds),
       *(manifest.index_kind, build_seconds),
       ", ".join(f"@{k} {r:.3f}" for k, r in recall.items()) or "–",
     )
-
-  agreement.on_process_0("publication", publish)
 
 
 def publish_vectors(

@@ -34,8 +34,8 @@ _MAX_PADDING = 1.05
 def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
   components = Components({"retriever": retriever})
-  found = components.abstract_parameters(query_length=1, block_length=1)
-  return sharding.abstract_replicated(found["retriever"], mesh)
+  parameters = components.abstract_parameters(query_length=1, block_length=1)
+  return sharding.abstract_replicated(parameters["retriever"], mesh)
 
 
 class CorpusEmbedder:
@@ -161,7 +161,7 @@ def choose_lengths(
     rest = set(values.tolist()).difference(chosen)
     if not rest:
       break
-    chosen.append(min(sorted(rest), key=lambda one: tokens([*chosen, one])))
+    chosen.append(min(sorted(rest), key=lambda n: tokens([*chosen, n])))
   return tuple(sorted(chosen))
 
 

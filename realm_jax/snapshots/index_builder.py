@@ -308,14 +308,11 @@ class _IndexBuilder:
     step, checkpoints = choice.step, self.checkpoints
     assert step is not None
     like = {"retriever": self.towers.abstract_params()}
-    try:
-      checkpoints.require_vocabulary(step, corpus.vocab_sha256)
-      restored = checkpoints.restore(step, items=("retriever",), like=like)
-      known = None
-      if self.snapshot.index_config.needs_vectors:
-        known = checkpoint_vectors(checkpoints, step, corpus)
-    except OSError as error:
-      raise UnreadableCheckpointError(str(error)) from error
+    checkpoints.require_vocabulary(step, corpus.vocab_sha256)
+    restored = checkpoints.restore(step, items=("retriever",), like=like)
+    known = None
+    if self.snapshot.index_config.needs_vectors:
+      known = checkpoint_vectors(checkpoints, step, corpus)
     return self.towers, restored["retriever"], known
 
   def _is_worse(
@@ -328,28 +325,33 @@ class _IndexBuilder:
     # Only builders with `publish_if_better` need this import.
     from realm_jax.feedback import held_out
 
-    # RandomConfig avoids loading the index, which is not needed.
-    served = load_snapshot(
-      *(self.store.directory, steps[-1]),
-      corpus=self.corpus,
-      index=RandomConfig(),
-    )
+    try:
+      # RandomConfig avoids loading the index, which is not needed.
+      served = load_snapshot(
+        *(self.store.directory, steps[-1]),
+        corpus=self.corpus,
+        index=RandomConfig(),
+      )
+    except SnapshotError as error:
+      # Nothing can serve it, so there is nothing to be worse than.
+      logging.warning("checkpoint %d is not compared: %s", step, error)
+      return False
     model_dir = self.checkpoints.directory.parent
-    found = held_out.compare(
+    result = held_out.compare(
       *(self.config.feedback_dir or model_dir / "feedback", served),
       *(towers, params),
       query_length=self.snapshot.query_length,
     )
-    if found is None:
+    if result is None:
       return False
     logging.log(
-      logging.WARNING if found.is_worse else logging.INFO,
+      logging.WARNING if result.is_worse else logging.INFO,
       "checkpoint %d has a reward of %.4f on %d held-out lists, and snapshot "
       "%d has %.4f (difference %.4f to %.4f)%s",
-      *(step, found.new, found.num_lists, served.step, found.served),
-      *(*found.interval, ": it is not published" if found.is_worse else ""),
+      *(step, result.new, result.num_lists, served.step, result.served),
+      *(*result.interval, ": it is not published" if result.is_worse else ""),
     )
-    return found.is_worse
+    return result.is_worse
 
   def _choose(self) -> _Choice:
     """Chooses the next action; raises an error that cannot be skipped."""
@@ -374,13 +376,13 @@ class _IndexBuilder:
         )
       steps = [only] if only in steps else []
     distance = 1 if config.once else config.refresh_every_steps or 1
-    wanted = [step for step in steps if step % distance == 0]
-    newest = wanted[-1:]
+    eligible = [step for step in steps if step % distance == 0]
+    newest = eligible[-1:]
     # First, snapshots that a run needs to resume from the newest checkpoint.
     needed = set().union(*self._uses.of(steps[-1:]).values())
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
-    for step in (*lost, *(wanted if config.skips_none else newest)):
+    for step in (*lost, *(eligible if config.skips_none else newest)):
       if step in done | self.worse or self._is_skipped(
         step, is_newest=step in newest
       ):
@@ -449,14 +451,14 @@ class _IndexBuilder:
     steps = set()
     for step, text in self.store.versions().items():
       with contextlib.suppress(SnapshotError):
-        found = self._manifest(step, text)
-        version = found.corpus_version, found.corpus_fingerprint
+        manifest = self._manifest(step, text)
+        version = manifest.corpus_version, manifest.corpus_fingerprint
         may_be_old = step not in newest or self.config.skips_none
         if (
-          found.index_kind == index.kind
+          manifest.index_kind == index.kind
           # Another version of this program may have had more settings.
-          and found.index_parameters.items() >= vars(index).items()
-          and found.dtype == self.snapshot.stored_dtype
+          and manifest.index_parameters.items() >= vars(index).items()
+          and manifest.dtype == self.snapshot.stored_dtype
           and (
             version[1] == corpus.fingerprint
             or (may_be_old and corpus.has_version(*version))

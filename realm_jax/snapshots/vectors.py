@@ -85,8 +85,8 @@ class Draft:
     """Returns the files of existing shards, by number, in order."""
     records = {}
     for name, size in sorted(sizes_below(self.folder).items()):
-      if found := _SHARD.fullmatch(name):
-        records[int(found[1])] = FileRecord(name, size, found[2])
+      if match := _SHARD.fullmatch(name):
+        records[int(match[1])] = FileRecord(name, size, match[2])
     return records
 
   def add(self, shard: int, vectors: Float[np.ndarray, "n d"]) -> None:

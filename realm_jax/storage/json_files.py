@@ -114,17 +114,17 @@ def read_lines(
   Raises:
     error: The file is missing or empty, or a line is not `wanted`.
   """
-  found = []
+  results = []
   try:
     lines = read_bytes(path).rstrip().splitlines()
   except (FileNotFoundError, IsADirectoryError):
     raise error(f"there is no file {path}; want {wanted}") from None
   for number, line in enumerate(lines, 1):
     try:
-      found.append(read(line))
+      results.append(read(line))
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
-      said = problem if isinstance(problem, RealmError) else repr(problem)
-      raise error(f"{path}, line {number}: {said}; want {wanted}") from problem
-  if not found:
+      why = problem if isinstance(problem, RealmError) else repr(problem)
+      raise error(f"{path}, line {number}: {why}; want {wanted}") from problem
+  if not results:
     raise error(f"{path} is empty; want {wanted}")
-  return found
+  return results

@@ -1,5 +1,6 @@
 """Lines of files, plain or compressed."""
 
+import array
 import bz2
 import gzip
 import itertools
@@ -32,14 +33,14 @@ def decompressed(path: epath.PathLike) -> PurePath:
 
 def contents_of(path: epath.PathLike) -> bytes:
   """Returns a file's decompressed contents, up to `LONGEST_LINE` bytes."""
-  found = bytearray()
+  contents = bytearray()
   for chunk in _chunks(str(path)):
-    found += chunk
-    if len(found) > LONGEST_LINE:
+    contents += chunk
+    if len(contents) > LONGEST_LINE:
       raise RealmError(
         f"it has over {LONGEST_LINE >> 20} MiB; cut it into files"
       )
-  return bytes(found)
+  return bytes(contents)
 
 
 def lines_of(path: epath.PathLike) -> Iterator[bytes]:
@@ -77,13 +78,17 @@ class IndexedLines:
         f"{path} is compressed, and its lines are read in any order; "
         "decompress it first"
       )
-    sizes = np.fromiter(map(len, lines_of(path)), np.int64)
-    if (longest := int(sizes.max(initial=0))) > LONGEST_LINE:
-      raise RealmError(
-        f"{path} has a line of over {longest >> 20} MiB; cut what it holds "
-        "into several lines"
-      )
-    self._starts = np.concatenate([[0], np.cumsum(sizes)])
+    limits, num_lines = array.array("q", [0]), 0
+    for number, line in enumerate(_lines(_chunks(str(path))), start=1):
+      if len(line) > LONGEST_LINE:
+        raise RealmError(
+          f"{path} has a line of over {LONGEST_LINE >> 20} MiB; cut what it "
+          "holds into several lines"
+        )
+      limits.append(limits[-1] + len(line))
+      if line.strip():
+        num_lines = number
+    self._starts = np.array(limits[: num_lines + 1], np.int64)
 
   def __len__(self) -> int:
     return len(self._starts) - 1

@@ -48,10 +48,10 @@ def list_names(directory: epath.PathLike) -> list[str]:
   """Returns the sorted names in a directory; empty if it is missing."""
   client, folder = fsspec.url_to_fs(str(directory).rstrip("/"))
   try:
-    found = client.ls(folder, detail=False)
+    paths = client.ls(folder, detail=False)
   except (FileNotFoundError, NotADirectoryError):
     return []
-  names = {name.rstrip("/").removeprefix(f"{folder}/") for name in found}
+  names = {name.rstrip("/").removeprefix(f"{folder}/") for name in paths}
   # A store may list the directory itself, as an empty object.
   return sorted(name for name in names if name and "/" not in name)
 
@@ -60,9 +60,9 @@ def sizes_below(folder: epath.PathLike) -> dict[str, int]:
   """Returns the sizes of all files below a folder, by relative path."""
   client, name = fsspec.url_to_fs(str(folder))
   prefix = name.rstrip("/") + "/"
-  found = client.find(prefix, detail=True)
+  files = client.find(prefix, detail=True)
   return {
-    path.removeprefix(prefix): info["size"] for path, info in found.items()
+    path.removeprefix(prefix): info["size"] for path, info in files.items()
   }
 
 

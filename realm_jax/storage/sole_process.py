@@ -113,19 +113,19 @@ class _Lease:
 
   def take(self) -> str:
     """Takes the role once it is free; returns "", or else the holder."""
-    found, generation = self._read()
+    lease, generation = self._read()
     until = time.monotonic() + LIFETIME_SECONDS
-    if not self._is_free(found):
+    if not self._is_free(lease):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
         "holder runs",
-        *(self._path, found["holder"], LIFETIME_SECONDS),
+        *(self._path, lease["holder"], LIFETIME_SECONDS),
       )
-    while not self._is_free(found) and (left := until - time.monotonic()) > 0:
+    while not self._is_free(lease) and (left := until - time.monotonic()) > 0:
       time.sleep(min(RENEWAL_SECONDS / 5, left))
-      before, (found, generation) = generation, self._read()
-      if generation != before and not self._is_free(found):
-        return found["holder"]
+      before, (lease, generation) = generation, self._read()
+      if generation != before and not self._is_free(lease):
+        return lease["holder"]
     self._write(generation)
     if not self._taken_by:
       self._thread.start()
@@ -175,9 +175,9 @@ class _Lease:
   def _write(self, generation: str, *, released: bool = False) -> None:
     """Replaces a generation of the lease, or finds out who has replaced it."""
     lease = {**self._own, "renewed": time.time(), "released": released}
-    found: Mapping[str, Any] = self._own
+    current: Mapping[str, Any] = self._own
     # Repeated if a response was lost, or somebody has removed the lease.
-    while found.get("token", self._own["token"]) == self._own["token"]:
+    while current.get("token", self._own["token"]) == self._own["token"]:
       now = time.monotonic()
       written = self._client.write_generation(
         self._name, json.dumps(lease).encode(), replaces=generation
@@ -185,8 +185,8 @@ class _Lease:
       if written is not None:
         self._generation, self._renewed = written, now
         return
-      found, generation = self._read()
-    self._taken_by = found["holder"]
+      current, generation = self._read()
+    self._taken_by = current["holder"]
 
   def _read(self) -> tuple[Mapping[str, Any], str]:
     """Returns the lease, which may be empty, and its generation."""
@@ -202,8 +202,8 @@ class _Lease:
     """Returns whether a lease has no holder, or its holder has surely ended."""
     if not lease or lease.get("released") is True:
       return True
-    own = self._own["supervisor"]
-    return bool(own) and lease.get("supervisor") == own
+    supervisor_id = self._own["supervisor"]
+    return bool(supervisor_id) and lease.get("supervisor") == supervisor_id
 
 
 def _own_name() -> str:

@@ -221,12 +221,12 @@ class StagedFiles:
       self._refuse(
         {p: "is not in its manifest" for p in paths if p not in self._records}
       )
-      wanted = [self._records[p] for p in paths if p not in self._verified]
+      files = [self._records[p] for p in paths if p not in self._verified]
       workers, initializer = os.cpu_count(), None
       if self.is_copied:
         workers = COPIED_AT_ONCE
-        wanted = [file for file in wanted if not self._link(file)]
-        _make_room(sum(file.size for file in wanted))
+        files = [file for file in files if not self._link(file)]
+        _make_room(sum(file.size for file in files))
       elif self._low_priority:
         workers, initializer = 1, lower_thread_priority
       with (
@@ -235,8 +235,8 @@ class StagedFiles:
           workers, initializer=initializer
         ) as pool,
       ):
-        found = zip(wanted, pool.map(self._problem, wanted), strict=True)
-        problems = {file.path: problem for file, problem in found if problem}
+        pairs = zip(files, pool.map(self._problem, files), strict=True)
+        problems = {file.path: problem for file, problem in pairs if problem}
       self._verified.update(path for path in paths if path not in problems)
     return problems
 
@@ -253,8 +253,8 @@ class StagedFiles:
       return file.problem_of(place, size=size, checksums=checksums)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      found = zip(self.records, pool.map(problem_of, self.records), strict=True)
-      self._refuse({file.path: problem for file, problem in found if problem})
+      pairs = zip(self.records, pool.map(problem_of, self.records), strict=True)
+      self._refuse({file.path: problem for file, problem in pairs if problem})
 
   def _link(self, file: FileRecord) -> bool:
     """Links a copy in the cache; returns whether there is one."""

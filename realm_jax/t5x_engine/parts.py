@@ -94,8 +94,8 @@ class RunInfeed(DatasetIterator):
 
   element_spec: Mapping[str, Any] = {}
 
-  def __init__(self, *given: Any):
-    del given
+  def __init__(self, *arguments: Any):
+    del arguments
 
   def __next__(self) -> dict[str, Any]:
     return {}
@@ -109,8 +109,8 @@ class RunInitializer:
 
   train_state_axes = None
 
-  def __init__(self, *, run: EngineRun, **given: Any):
-    del given
+  def __init__(self, *, run: EngineRun, **arguments: Any):
+    del arguments
     self._state = run.state
     # t5x logs this.
     self.global_train_state_shape = jax.tree.map(
@@ -130,8 +130,8 @@ class RunTrainer(trainer.BaseTrainer):
   Like `realm_jax.train`, they save checkpoints and check the loss.
   """
 
-  def __init__(self, *, run: EngineRun, **given: Any):
-    super().__init__(**given)
+  def __init__(self, *, run: EngineRun, **arguments: Any):
+    super().__init__(**arguments)
     self._run = run
 
   def compile_train(self, batch: Mapping[str, Any]) -> None:
@@ -142,11 +142,14 @@ class RunTrainer(trainer.BaseTrainer):
   ) -> tuple[TrainState, dict[str, metrics.Average]]:
     """Runs a step; exits if the run was preempted and has saved."""
     del batch, state
-    for state, found in self._run.steps:
+    for state, values in self._run.steps:
       # The type checker does not see the fields of flax's dataclasses.
       average: Any = metrics.Average
-      one = np.float32(1)
-      return state, {k: average(total=x, count=one) for k, x in found.items()}
+      count = np.float32(1)
+      return state, {
+        name: average(total=value, count=count)
+        for name, value in values.items()
+      }
     self.close()
     sys.exit()
 

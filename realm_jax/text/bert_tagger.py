@@ -109,8 +109,8 @@ class BertTagger:
 
     A date that overlaps an entity is merged into it: the 2004 Summer Olympics.
     """
-    found = self.entities(texts)
-    for spans, text, title in zip(found, texts, titles, strict=True):
+    spans_of_texts = self.entities(texts)
+    for spans, text, title in zip(spans_of_texts, texts, titles, strict=True):
       is_taken = bytearray(len(text.encode()))
       for start, limit, _ in spans:
         is_taken[start:limit] = b"\1" * (limit - start)
@@ -120,7 +120,7 @@ class BertTagger:
         if not any(is_taken[date.start : date.limit])
       )
       spans.sort()
-    return found
+    return spans_of_texts
 
   def entities(self, texts: Sequence[str]) -> list[list[Span]]:
     """Returns the entities that the model finds in each text, ordered.
@@ -135,13 +135,13 @@ class BertTagger:
     is_word[sentences[:, 0]] = True
     words = np.flatnonzero(is_word)
     limits = np.append(words[1:], len(is_word)) - 1
-    found = entities(
+    words_and_kinds = entities(
       label_ids[words],
       np.searchsorted(sentences[:, 0], words, side="right"),
       self._labels,
     )
     spans: list[list[Span]] = [[] for _ in texts]
-    for first, last, kind in found:
+    for first, last, kind in words_and_kinds:
       row = np.searchsorted(tokens.row_offsets, words[first], side="right") - 1
       start = int(tokens.byte_ranges[words[first], 0])
       limit = int(tokens.byte_ranges[limits[last], 1])
@@ -165,10 +165,10 @@ class BertTagger:
     num_tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     computed: list[tuple[list[slice], Array]] = []
     for length in np.unique(lengths).tolist():
-      own = [*itertools.compress(parts, lengths == length)]
+      parts_of_length = [*itertools.compress(parts, lengths == length)]
       num_rows = rows_per_batch(length, num_tokens, multiple=len(devices))
-      for begin in range(0, len(own), num_rows):
-        batch = own[begin : begin + num_rows]
+      for begin in range(0, len(parts_of_length), num_rows):
+        batch = parts_of_length[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
         # Rows without a part are empty.
         rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
@@ -218,8 +218,8 @@ def _token_sentences(
     starts = np.searchsorted(byte_starts, sentences)
     bounds = first + np.append(starts, last - first)
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
-  found = np.concatenate(ranges)
-  return found[found[:, 0] < found[:, 1]]
+  token_ranges = np.concatenate(ranges)
+  return token_ranges[token_ranges[:, 0] < token_ranges[:, 1]]
 
 
 # --- Labels -------------------------------------------------------------------

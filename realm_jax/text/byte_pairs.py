@@ -81,8 +81,8 @@ class BytePairVocabulary(BertVocabulary):
     merges = file["model"].get("merges") or ()
     merges = [m if isinstance(m, str) else " ".join(m) for m in merges]
     rules = [file.get("normalizer"), file.get("pre_tokenizer")]
-    said = json.dumps([self._raw, merges, rules], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+    identity = json.dumps([self._raw, merges, rules], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of token ids, without padding."""
@@ -96,14 +96,14 @@ class BytePairVocabulary(BertVocabulary):
   ) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
     spaced = [_spaced(text, follows=follows) for text in texts]
-    found = self._encoder.encode_batch(
+    encodings = self._encoder.encode_batch(
       [text for text, _ in spaced], add_special_tokens=False
     )
-    counts = [len(one.ids) for one in found]
+    counts = [len(one.ids) for one in encodings]
     row_offsets = np.cumsum([0, *counts])
-    ids = np.fromiter(_chained(one.ids for one in found), np.int64)
+    ids = np.fromiter(_chained(one.ids for one in encodings), np.int64)
     ranges = np.fromiter(
-      _chained(_chained(one.offsets) for one in found), np.int64
+      _chained(_chained(one.offsets) for one in encodings), np.int64
     ).reshape(-1, 2)
     # Byte ranges of the characters of all spaced texts.
     sizes = [len(text) for text, _ in spaced]
@@ -162,14 +162,14 @@ def _loaded(tokenizer: str) -> Any:
       "byte-level pairs as of ModernBERT"
     )
   try:
-    found = tokenizers.Tokenizer.from_str(tokenizer)
+    encoder = tokenizers.Tokenizer.from_str(tokenizer)
   # The library raises no more specific error.
   except Exception as error:
     raise VocabularyError(
       f"the tokenizer cannot be read ({error}); copy the file again"
     ) from error
-  found.no_padding()
-  found.no_truncation()
+  encoder.no_padding()
+  encoder.no_truncation()
   # A special piece in a text is encoded as plain text.
-  found.encode_special_tokens = True
-  return found
+  encoder.encode_special_tokens = True
+  return encoder

@@ -51,10 +51,10 @@ def require_language(code: str) -> None:
   """Raises a `LanguageError` unless this is an ISO 639-1 code."""
   if code in CODES:
     return
-  given = code.strip().lower()
+  written = code.strip().lower()
   # Python knows names such as german; pt-BR and deu start with a code.
-  near = CODES & {locale.normalize(given)[:2], given[:2]} or {
-    known for known in CODES if known[0] == given[:1]
+  near = CODES & {locale.normalize(written)[:2], written[:2]} or {
+    known for known in CODES if known[0] == written[:1]
   }
   raise LanguageError(
     f"{code!r} is no language's code of ISO 639-1, such as {ENGLISH}; near it: "
@@ -78,9 +78,9 @@ def _script_of(character: str) -> str:
 
 
 def script(text: str) -> str:
-  """Returns the script, such as "Latin", of most characters in a sample.
+  """Returns the script, such as "Latin", of most letters in a sample.
 
-  It is empty if most are not letters.
+  It is empty if there are no letters.
   """
   if text.isascii():
     return "Latin" if any(map(str.isalpha, text[:_NUM_SAMPLED])) else ""

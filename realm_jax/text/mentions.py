@@ -61,12 +61,12 @@ class Mentions(NamedTuple):
     hashes, keys = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for batch in _batches(titles):
       tokens = _Tokens.of([title for title, _ in batch])
-      own = np.array([key for _, key in batch])
+      title_keys = np.array([key for _, key in batch])
       sizes = np.diff(tokens.starts)
       sizes[[not any(map(str.isalpha, title)) for title, _ in batch]] = 0
-      for size, found in enumerate(tokens.phrases(), start=1):
-        hashes.append(found[tokens.starts[:-1][sizes == size]])
-        keys.append(own[sizes == size])
+      for size, phrases in enumerate(tokens.phrases(), start=1):
+        hashes.append(phrases[tokens.starts[:-1][sizes == size]])
+        keys.append(title_keys[sizes == size])
     ordered, order = np.unique(np.concatenate(hashes), return_index=True)
     may_be = np.zeros(1 << max(10, (8 * len(ordered)).bit_length()), bool)
     may_be[_places(ordered, may_be)] = True
@@ -74,12 +74,12 @@ class Mentions(NamedTuple):
     return mentions._without_common(sample)
 
   def _without_common(self, sample: Iterable[str]) -> "Mentions":
-    found, num_texts = [np.zeros(0, np.int64)], 0
+    mentioned, num_texts = [np.zeros(0, np.int64)], 0
     for batch in _batches(sample):
       texts, keys, _ = self.find(batch)
-      found.append(np.unique(np.stack([texts, keys]), axis=1)[1])
+      mentioned.append(np.unique(np.stack([texts, keys]), axis=1)[1])
       num_texts += len(batch)
-    keys, counts = np.unique(np.concatenate(found), return_counts=True)
+    keys, counts = np.unique(np.concatenate(mentioned), return_counts=True)
     common = keys[counts > max(_MOST_OF_FEW, _MOST_TEXTS * num_texts)]
     is_kept = ~np.isin(self.keys, common)
     return self._replace(hashes=self.hashes[is_kept], keys=self.keys[is_kept])
@@ -143,10 +143,10 @@ class _Tokens(NamedTuple):
   def phrases(self) -> Iterator[UInt64[np.ndarray, " p"]]:
     """Yields the hashes of phrases of 1, 2, … tokens, by their first token."""
     yield self.hashes
-    found = self.capitals
+    phrases = self.capitals
     for length in range(2, _LONGEST + 1):
-      found = found[:-1] * _FACTOR + self.hashes[length - 1 :]
-      yield found
+      phrases = phrases[:-1] * _FACTOR + self.hashes[length - 1 :]
+      yield phrases
 
 
 def _hash(word: str) -> int:

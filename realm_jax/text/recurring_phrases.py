@@ -157,8 +157,10 @@ class RecurringPhrases:
     """Finds numbers with their units, names, and the best phrases."""
     runs = list(_runs(text))
     numbers = [span for run in runs for span in self._numbers(run, text)]
-    found = [*numbers, *self._names(text, title), *self._phrases(runs)]
-    return _best(found, text, max(1, int(_SPANS_PER_WORD * _num_words(text))))
+    candidates = [*numbers, *self._names(text, title), *self._phrases(runs)]
+    return _best(
+      candidates, text, max(1, int(_SPANS_PER_WORD * _num_words(text)))
+    )
 
   def _numbers(self, run: list[_Token], text: str) -> Iterator[_Candidate]:
     def is_part(token: _Token) -> bool:
@@ -200,12 +202,12 @@ class RecurringPhrases:
       yield score, start, limit, "phrase"
 
 
-def _best(found: list[_Candidate], text: str, number: int) -> list[Span]:
+def _best(candidates: list[_Candidate], text: str, number: int) -> list[Span]:
   """Returns the best spans that do not overlap, each text once."""
   is_taken, seen = bytearray(len(text)), set[str]()
   spans: list[Span] = []
   for _, start, limit, kind in sorted(
-    found, key=lambda f: (-f[0], f[1], -f[2])
+    candidates, key=lambda f: (-f[0], f[1], -f[2])
   ):
     if len(spans) == number:
       break

@@ -52,12 +52,12 @@ def tag_many(
   """
   visible = [_INVISIBLE.sub("", text) for text in texts]
   if (many := getattr(tagger, "tag_many", None)) is not None:
-    found = many(visible, titles)
+    tagged = many(visible, titles)
   else:
-    found = [tagger(*pair) for pair in zip(visible, titles, strict=True)]
+    tagged = [tagger(*pair) for pair in zip(visible, titles, strict=True)]
   return [
     spans if read == text else _moved(spans, text)
-    for spans, read, text in zip(found, visible, texts, strict=True)
+    for spans, read, text in zip(tagged, visible, texts, strict=True)
   ]
 
 
@@ -234,7 +234,7 @@ def tag(text: str, title: str, language: str = ENGLISH) -> list[Span]:
   The language decides where sentences begin.
   """
   bare_dates = frozenset(_MONTHS + _WEEKDAYS)
-  found = itertools.chain(
+  candidates = itertools.chain(
     (Span(*match.span(), "date") for match in _DATE.finditer(text)),
     (
       Span(start, limit, "date" if text[start:limit] in bare_dates else "name")
@@ -244,7 +244,7 @@ def tag(text: str, title: str, language: str = ENGLISH) -> list[Span]:
   )
   spans: list[Span] = []
   is_taken = bytearray(len(text))
-  for span in found:
+  for span in candidates:
     start, limit, _ = span
     if not any(is_taken[start:limit]):
       is_taken[start:limit] = b"\1" * (limit - start)

@@ -101,8 +101,8 @@ def sentence_ranges(
   text: str, language: str = ENGLISH
 ) -> list[tuple[int, int]]:
   """Returns the byte ranges of the sentences: see `sentence_characters`."""
-  found = sentence_characters(text, language)
+  ranges = sentence_characters(text, language)
   if text.isascii():
-    return found
+    return ranges
   positions = byte_positions(text).tolist()
-  return [(positions[start], positions[limit]) for start, limit in found]
+  return [(positions[start], positions[limit]) for start, limit in ranges]

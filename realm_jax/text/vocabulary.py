@@ -118,8 +118,8 @@ class BertVocabulary(abc.ABC):
 
     def encode(part: str, continues: bool) -> list[int]:
       goes_on = follows or continues
-      found = self.tokenize_with_offsets([part], follows=goes_on)
-      return found.token_ids.tolist()
+      tokens = self.tokenize_with_offsets([part], follows=goes_on)
+      return tokens.token_ids.tolist()
 
     return encode_parts(text, self.sentinels, encode)
 
@@ -143,10 +143,10 @@ class BertVocabulary(abc.ABC):
 
 def known_sentinels(id_of: Callable[[str], int | None]) -> Sequence[int]:
   """Returns the ids of the sentinels among pieces, from `<extra_id_0>` on."""
-  found = list[int]()
-  while (id := id_of(SENTINEL.format(len(found)))) is not None:
-    found.append(id)
-  return tuple(found)
+  ids = list[int]()
+  while (id := id_of(SENTINEL.format(len(ids)))) is not None:
+    ids.append(id)
+  return tuple(ids)
 
 
 def encode_parts(
@@ -157,11 +157,11 @@ def encode_parts(
   `encode(part, follows)` encodes a part, which may follow a sentinel.
   """
   ids, start = list[int](), 0
-  for found in _SENTINEL.finditer(text):
-    if (number := int(found[1])) < len(sentinels):
-      ids += encode(text[start : found.start()], start > 0)
+  for match in _SENTINEL.finditer(text):
+    if (number := int(match[1])) < len(sentinels):
+      ids += encode(text[start : match.start()], start > 0)
       ids.append(sentinels[number])
-      start = found.end()
+      start = match.end()
   return ids + encode(text[start:], start > 0)
 
 
@@ -174,6 +174,6 @@ def encode_texts(
   """
   ids = np.full((len(texts), length), vocabulary.pad_id, np.int32)
   for row, text in zip(ids, texts, strict=True):
-    found = [*vocabulary.encode(text)[: length - 1], vocabulary.eos_id]
-    row[: len(found)] = found
+    text_ids = [*vocabulary.encode(text)[: length - 1], vocabulary.eos_id]
+    row[: len(text_ids)] = text_ids
   return ids

@@ -91,15 +91,16 @@ def read_vocabulary(
       )
   # Ids without a piece are rows of the model that no text has.
   pieces = [
-    by_id.get(number, _placeholder(number)) for number in range(max(by_id) + 1)
+    by_id.get(number, _placeholder(number))
+    for number in range(max(by_id, default=-1) + 1)
   ]
   _check(pieces, source=str(file))
-  said = _read_normalization(folder)
-  if said is None:
-    said = _of_hugging_face(folder, config, fast, normalizer)
-  if said is None:
+  normalization = _read_normalization(folder)
+  if normalization is None:
+    normalization = _of_hugging_face(folder, config, fast, normalizer)
+  if normalization is None:
     guess = guess_normalization(pieces).cased if cased is None else cased
-    said = Normalization.of(
+    normalization = Normalization.of(
       cased=guess, normalizer=normalizer or Normalization().normalizer
     )
     if cased is None:
@@ -110,13 +111,13 @@ def read_vocabulary(
         "capitals" if guess else "no capitals",
         "left as it is" if guess else "put in lower case, without accents",
       )
-  if cased not in (None, said.cased):
+  if cased not in (None, normalization.cased):
     raise VocabularyError(
       f"--{'cased' if cased else 'nocased'}: the files of {folder} say that "
-      f"{file.name} is {'cased' if said.cased else 'uncased'}; leave the flag "
-      f"out, or change {_NORMALIZATION} or {TOKENIZER_CONFIG} there"
+      f"{file.name} is {'cased' if normalization.cased else 'uncased'}; leave "
+      f"the flag out, or change {_NORMALIZATION} or {TOKENIZER_CONFIG} there"
     )
-  return WordpieceVocabulary(pieces, said)
+  return WordpieceVocabulary(pieces, normalization)
 
 
 def has_vocabulary(directory: epath.PathLike) -> bool:
@@ -134,8 +135,8 @@ def write_vocabulary(
     (folder / _FAST).write_text(vocabulary.tokenizer, encoding="utf-8")
     return
   assert isinstance(vocabulary, WordpieceVocabulary)
-  said = dataclasses.asdict(vocabulary.normalization)
-  write_json(folder / _NORMALIZATION, said)
+  normalization = dataclasses.asdict(vocabulary.normalization)
+  write_json(folder / _NORMALIZATION, normalization)
   lines = "\n".join(vocabulary.pieces) + "\n"
   (folder / VOCABULARY_FILE).write_bytes(lines.encode("utf-8"))
 

@@ -26,12 +26,13 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.snapshots.loading import Snapshot
+from realm_jax.training.block_arrays import SearchedBlocks
 from realm_jax.training.checkpointing import LoopState, RetrievedIds, StepRecord
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
 from realm_jax.training.rolling_index import RollingIndex
-from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
+from realm_jax.training.search_in_step import look_up_vectors
 from realm_jax.training.stages.stage import (
   StageContext,
   StepBatch,
@@ -88,11 +89,11 @@ class _InFlight:
     the same parameters, it finds the same ones.
     """
     assert self.snapshot is not None
-    found = self.retrieved.result()
-    if found is None:
+    results = self.retrieved.result()
+    if results is None:
       return StepRecord(self.snapshot.step)
-    ids = self.snapshot.corpus.block_ids[found.rows]
-    retrieved = RetrievedIds(ids, found.scores)
+    ids = self.snapshot.corpus.block_ids[results.rows]
+    retrieved = RetrievedIds(ids, results.scores)
     return StepRecord(self.snapshot.step, retrieved, self.searches)
 
 
@@ -237,10 +238,10 @@ class BatchPipeline:
     if len(self._streams) > 1:
       self._positions = positions.copy()
       self._positions[:, stage] = examples.next_positions
-    known = self._recorded_blocks(recorded, snapshot)
-    if known is not None:
+    results = self._recorded_blocks(recorded, snapshot)
+    if results is not None:
       assert recorded is not None
-      self._retrieve(entry, recorded.searches, lambda: known)
+      self._retrieve(entry, recorded.searches, lambda: results)
     elif snapshot is None or self._searches_in_step or stage:
       self._retrieve(entry, self._stage.num_searches, lambda: None)
     else:
@@ -297,17 +298,17 @@ class BatchPipeline:
       vectors = self._vectors(queries, snapshot, params, is_first=is_first)
     if isinstance(index, ExactIndex):
       assert vectors is not None
-      found = index.search_on_device(vectors, num_blocks)
+      on_devices = index.search_on_device(vectors, num_blocks)
 
       def fetch() -> SearchResult:
-        scores, rows = map(sharding.local_rows, found)
+        scores, rows = map(sharding.local_rows, on_devices)
         return SearchResult(rows=rows, scores=scores)
 
       return fetch
 
     def search() -> SearchResult:
-      own = None if vectors is None else sharding.local_rows(vectors)
-      return index.search(QueryBatch(queries, own), num_blocks)
+      local_vectors = None if vectors is None else sharding.local_rows(vectors)
+      return index.search(QueryBatch(queries, local_vectors), num_blocks)
 
     return search
 
@@ -336,22 +337,22 @@ class BatchPipeline:
     before: Future[SearchResult | None] | None,
   ) -> SearchResult | None:
     start = time.perf_counter()
-    found = search()
+    results = search()
     earlier = None if before is None else before.result()
-    if found is not None and earlier is not None:
-      found = self._stage.joined_results(earlier, found)
-    if found is not None:
+    if results is not None and earlier is not None:
+      results = self._stage.joined_results(earlier, results)
+    if results is not None:
       known = entry.metrics.get("search_ms", 0.0)
       entry.metrics["search_ms"] = known + 1e3 * (time.perf_counter() - start)
-    return found
+    return results
 
   def _next_queries(
     self, entry: _InFlight, retrieved: Future[SearchResult | None]
   ) -> Int[np.ndarray, "b q"]:
-    found = retrieved.result()
-    assert found is not None
+    results = retrieved.result()
+    assert results is not None
     context = self._context(entry)
-    return self._stage.next_queries(entry.examples, found, context)
+    return self._stage.next_queries(entry.examples, results, context)
 
   def _context(self, entry: _InFlight) -> StageContext:
     setup, snapshot = self._setup, entry.snapshot
@@ -427,10 +428,10 @@ class BatchPipeline:
       return prepared
     if (vectors := snapshot.device_vectors) is None:
       return prepared
-    found = look_up_vectors(
+    looked_up = look_up_vectors(
       prepared.batch.retrieved, vectors, mesh=self._setup.mesh
     )
-    batch = prepared.batch._replace(retrieved=found)
+    batch = prepared.batch._replace(retrieved=looked_up)
     return dataclasses.replace(prepared, batch=batch)
 
   def _recorded_blocks(

@@ -112,7 +112,7 @@ def examples_of_run(
     item = read_loop_item(store, step, newest.vocab_sha256)
   version = int(item["corpus_version"])
   try:
-    found = newest.at(version, bytes(item["corpus_fingerprint"]).hex())
+    corpus = newest.at(version, bytes(item["corpus_fingerprint"]).hex())
   except CorpusError as error:
     raise CheckpointError(
       f"{store.directory}/{step} reads its examples from version {version} of "
@@ -120,7 +120,7 @@ def examples_of_run(
       "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"
     ) from error
-  return found, int(item["searched_blocks"])
+  return corpus, int(item["searched_blocks"])
 
 
 class RetrievedIds(NamedTuple):
@@ -165,15 +165,15 @@ class LoopState(NamedTuple):
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays; arrays of the global batch are sharded."""
     rows: LoopItem = {"positions": to_words(self.positions)}
-    found = [one.retrieved for one in self.next_steps if one.retrieved]
-    if found and found[0].ids.size:
+    retrieved = [one.retrieved for one in self.next_steps if one.retrieved]
+    if retrieved and retrieved[0].ids.size:
       # After one search, a step has fewer blocks than after two.
-      width = max(one.ids.shape[1] for one in found)
-      padding = [((0, 0), (0, width - one.ids.shape[1])) for one in found]
+      width = max(one.ids.shape[1] for one in retrieved)
+      padding = [((0, 0), (0, width - one.ids.shape[1])) for one in retrieved]
       ids, scores = (
         [
           np.pad(getattr(one, name), pad, constant_values=_NO_ID)
-          for one, pad in zip(found, padding, strict=True)
+          for one, pad in zip(retrieved, padding, strict=True)
         ]
         for name in ("ids", "scores")
       )
@@ -190,12 +190,12 @@ class LoopState(NamedTuple):
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
     """Returns the state from these arrays, with this process's rows."""
-    own = sharding.row_groups(mesh).local_rows(len(item["positions"]))
-    positions = _from_words(np.asarray(item["positions"])[own])
+    rows = sharding.row_groups(mesh).local_rows(len(item["positions"]))
+    positions = _from_words(np.asarray(item["positions"])[rows])
     records = [StepRecord(step) for step in recorded_snapshots(item)]
     if "ids" in item:
-      ids = _from_words(np.asarray(item["ids"])[own])
-      scores = np.asarray(item["scores"])[own]
+      ids = _from_words(np.asarray(item["ids"])[rows])
+      scores = np.asarray(item["scores"])[rows]
       searches = np.asarray(item.get("searches", [1] * len(records))).tolist()
       for place, number in enumerate(searches):
         known = (ids[:, place] != _NO_ID).any(axis=0)
@@ -304,7 +304,7 @@ class Checkpointer:
         self._require_reader_vocabulary(store, step)
       if (stored := _STORED_AS.get(name, name)) in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
-        return _taken(store, step, stored, fresh)
+        return _with_stored_values(store, step, stored, fresh)
     is_named = name == "reader" and self._config.initial_reader
     if not present or is_named or name in self._required:
       raise CheckpointError(
@@ -314,7 +314,7 @@ class Checkpointer:
     has_reader = "encoder" in fresh and "reader" in present
     if has_reader and "encoder" in store.stored(step, "reader"):
       logging.info("%s starts with the encoder of the reader", name)
-      return _taken(store, step, "reader", fresh)
+      return _with_stored_values(store, step, "reader", fresh)
     logging.info(
       "%s starts from random values: checkpoint %d of %s has none",
       *(name, step, source),
@@ -323,8 +323,8 @@ class Checkpointer:
 
   def _require_started_from_sources(self, params: Params) -> None:
     """Checks that checkpoint 0, if it is the only one, has these sources."""
-    for name, wanted in self._load_initial(params).items():
-      if wanted is not params[name] and not _all_equal(params[name], wanted):
+    for name, initial in self._load_initial(params).items():
+      if initial is not params[name] and not _all_equal(params[name], initial):
         model_dir = self._store.directory.parent
         raise CheckpointError(
           f"{model_dir} was started before with another {name} than that of "
@@ -368,9 +368,9 @@ class Checkpointer:
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
-    wanted = {"vectors": like}
+    abstract = {"vectors": like}
     try:
-      return store.restore(step, items=("vectors",), like=wanted)["vectors"]
+      return store.restore(step, items=("vectors",), like=abstract)["vectors"]
     except CheckpointError as error:
       logging.info("all blocks are embedded again: %s", error)
       return None
@@ -386,7 +386,7 @@ class Checkpointer:
     )
 
 
-def _taken(
+def _with_stored_values(
   store: CheckpointStore, step: int, item: str, fresh: Params
 ) -> Params:
   """Returns a component with the values of a stored one.
@@ -395,28 +395,28 @@ def _taken(
   head that the stored component lacks keeps its initial values. The tower for
   queries of a second search starts as a copy of the query tower.
   """
-  stored, wanted = store.stored(step, item), _abstract(fresh)
+  stored, abstract = store.stored(step, item), _abstract(fresh)
   if HOP_TOWER in fresh and HOP_TOWER not in stored:
     first = {part: fresh[part] for part in fresh if part != HOP_TOWER}
-    taken = _taken(store, step, item, first)
-    tower = taken[
-      SHARED_TOWER if SHARED_TOWER in taken else SEPARATE_TOWERS["query"]
+    towers = _with_stored_values(store, step, item, first)
+    tower = towers[
+      SHARED_TOWER if SHARED_TOWER in towers else SEPARATE_TOWERS["query"]
     ]
-    return {**taken, HOP_TOWER: jax.tree.map(jnp.copy, tower)}
+    return {**towers, HOP_TOWER: jax.tree.map(jnp.copy, tower)}
   if "encoder" in fresh and "encoder" in stored:
     if lacking := [part for part in fresh if part not in stored]:
       logging.info("%s start from random values", ", ".join(lacking))
     # Orbax restores a component whole, including parameters that are not used.
-    wanted = {
-      part: wanted.get(
+    abstract = {
+      part: abstract.get(
         part, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), tree)
       )
       for part, tree in stored.items()
     }
-  like = lora.to_restore(wanted, stored)
+  like = lora.to_restore(abstract, stored)
   loaded = store.restore(step, items=(item,), like={item: like})[item]
-  own = {part: tree for part, tree in loaded.items() if part in fresh}
-  return lora.joined(own, fresh)
+  kept = {part: tree for part, tree in loaded.items() if part in fresh}
+  return lora.joined(kept, fresh)
 
 
 @jax.jit

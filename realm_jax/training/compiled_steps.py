@@ -26,6 +26,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.bin_counts import choose_bin_counts
+from realm_jax.training.block_arrays import BlockArrays, load_blocks
 from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_inputs import PackingLayout
@@ -235,6 +236,15 @@ class RunSetup(StepSetup):
       corpus_version=self.examples.version,
       corpus_fingerprint=self.examples.fingerprint,
       searched_blocks=self.searched_blocks,
+    )
+
+  def load_blocks(self, corpus: Corpus) -> BlockArrays:
+    """Loads the arrays of all blocks of a corpus version, onto the devices."""
+    return load_blocks(
+      corpus,
+      block_length=self.config.data.block_length,
+      mesh=self.mesh,
+      reader=self.text_reader,
     )
 
 

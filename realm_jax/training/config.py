@@ -54,8 +54,8 @@ class CheckpointConfig:
 
   def source_of(self, component: str) -> epath.PathLike | None:
     """Returns the checkpoint that a component starts from, if any."""
-    own = self.initial_reader if component == "reader" else None
-    return own or self.initial_checkpoint
+    reader = self.initial_reader if component == "reader" else None
+    return reader or self.initial_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,9 +317,9 @@ class TrainConfig:
     """Returns the data of one of `stages`."""
     if not number:
       return self.data
-    own = self.auxiliary[number - 1]
+    auxiliary = self.auxiliary[number - 1]
     names = "task", "split", "question_files", "other_lengths"
-    changes = {name: getattr(own, name) for name in names}
+    changes = {name: getattr(auxiliary, name) for name in names}
     return dataclasses.replace(self.data, **changes)
 
   @property

@@ -89,15 +89,15 @@ class Decisions:
     Raises:
       ProcessesError: A process has failed.
     """
-    known = {
+    facts = {
       "snapshot": snapshot,
       "refused": refused,
       "metrics": metrics,
       "abandoned": abandoned,
       "preempted": self._preempted.is_set(),
     }
-    decided = self._steps.exchange(f"step {step}", known, _decide_step)
-    self.last = StepDecision(**decided)
+    decision = self._steps.exchange(f"step {step}", facts, _decide_step)
+    self.last = StepDecision(**decision)
     if self.last.stop and self._last_step is None:
       self._last_step = step
     return self.last
@@ -121,14 +121,14 @@ class Decisions:
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the fields of a `StepDecision`, from the facts of all processes."""
-  wanted = facts[0]["snapshot"]
+  snapshot = facts[0]["snapshot"]
   return {
-    "load": wanted,
-    "snapshot": wanted
-    if all(fact["snapshot"] == wanted for fact in facts)
+    "load": snapshot,
+    "snapshot": snapshot
+    if all(fact["snapshot"] == snapshot for fact in facts)
     else None,
-    "refused": wanted is not None
-    and any(fact["refused"] == wanted for fact in facts),
+    "refused": snapshot is not None
+    and any(fact["refused"] == snapshot for fact in facts),
     "stop": any(fact["preempted"] for fact in facts),
     "abandoned": any(fact["abandoned"] for fact in facts),
     "metrics": {

@@ -121,6 +121,15 @@ def distinct_blocks(
   return blocks, place[None]
 
 
+def retriever_inputs(
+  retriever: Retriever, query: Int[AnyArray, "b q"], candidates: Candidates
+) -> EncoderInputs:
+  """Returns the inputs of both towers, each distinct block once."""
+  blocks, index = distinct_blocks(retriever, candidates)
+  queries = TokenSequences(retriever.query_input(query))
+  return EncoderInputs(queries, blocks, index)
+
+
 def to_words(
   numbers: Int[np.ndarray, "*s"],
 ) -> UInt32[np.ndarray, "*s 2"]:
@@ -182,8 +191,8 @@ class PackingLayout:
     ) -> tuple[list[EncoderInputs], Any]:
       inputs = _with_ids(inputs_of(part), ids)
       plans = [
-        _plan(one, num_bins=max(numbers))
-        for one, numbers in zip(
+        _plan(sequences, num_bins=max(numbers))
+        for sequences, numbers in zip(
           token_sequences(inputs),
           zip(*self.bin_counts, strict=True),
           strict=True,
@@ -193,8 +202,8 @@ class PackingLayout:
       too_few = (needed[None, :] > jnp.array(self.bin_counts)).any(axis=1)
       layouts = [
         map_sequences(
-          lambda number, one, counts=counts: packing.lay_out(
-            plans[number], one, num_bins=counts[number]
+          lambda number, sequences, counts=counts: packing.lay_out(
+            plans[number], sequences, num_bins=counts[number]
           ),
           inputs,
         )
@@ -217,7 +226,7 @@ class PackingLayout:
 
 def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
   """Returns the number of bins of the fullest group, for each encoder input."""
-  plans = [_plan(one) for one in token_sequences(inputs)]
+  plans = [_plan(sequences) for sequences in token_sequences(inputs)]
   return jnp.stack([plan.needed_bins.max() for plan in plans])
 
 
@@ -233,4 +242,6 @@ def _plan(
 
 
 def _with_ids(inputs: EncoderInputs, ids: UInt32[Array, " b"]) -> EncoderInputs:
-  return map_sequences(lambda _, one: one.with_example_ids(ids), inputs)
+  return map_sequences(
+    lambda _, sequences: sequences.with_example_ids(ids), inputs
+  )

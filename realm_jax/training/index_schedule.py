@@ -24,11 +24,11 @@ from realm_jax.snapshots.manifest import (
 )
 from realm_jax.snapshots.store import FOLDER, SnapshotStore
 from realm_jax.snapshots.watcher import SnapshotWatcher
+from realm_jax.training.block_arrays import SearchedBlocks
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
-from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
@@ -170,9 +170,9 @@ class IndexSchedule:
         self._offered = self._watcher.newest()
     else:
       self._offered = None
-      if last is not None and (wanted := last.load) is not None:
-        self._offered = self._watcher.request(wanted)
-        refused = wanted if self._watcher.cannot_use(wanted) else None
+      if last is not None and (step := last.load) is not None:
+        self._offered = self._watcher.request(step)
+        refused = step if self._watcher.cannot_use(step) else None
     if self._offered is None or self._offered.step <= self.current.step:
       self._offered = None
     return self._offered, refused
@@ -242,8 +242,8 @@ class IndexSchedule:
     give_up_at = time.monotonic() + seconds
     remind_at = 0.0
     while not self._decisions.stop_requested():
-      if (found := look()) is not None:
-        return found
+      if (snapshot := look()) is not None:
+        return snapshot
       now = time.monotonic()
       if now > give_up_at:
         return None
@@ -284,13 +284,13 @@ class IndexSchedule:
 
     seconds = self._config.timeout_seconds
     with lost_to("wait"):
-      found = self._poll(look, f"snapshot {step}", seconds=seconds)
-    if found is None:
+      snapshot = self._poll(look, f"snapshot {step}", seconds=seconds)
+    if snapshot is None:
       raise RetrievalUnavailableError(
         f"snapshot {step} was not published within {seconds:.0f} s; is "
         f"{self._builder} running?"
       )
-    return found
+    return snapshot
 
   def _wait_for_fresher(self, step: int) -> Snapshot:
     """Waits for a snapshot that is not stale, or returns the current one."""
@@ -361,27 +361,24 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
         "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
         "snapshots with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
-    made = load(step)
-    if last is not None and last.corpus.fingerprint == made.corpus.fingerprint:
+    snapshot = load(step)
+    if (
+      last is not None
+      and last.corpus.fingerprint == snapshot.corpus.fingerprint
+    ):
       blocks = last.searched.blocks
     else:
-      length = config.data.block_length
-      blocks = load_blocks(
-        made.corpus,
-        block_length=length,
-        mesh=setup.mesh,
-        reader=setup.text_reader,
-      )
-    exact = made.index
+      blocks = setup.load_blocks(snapshot.corpus)
+    exact = snapshot.index
     assert isinstance(exact, ExactIndex)
     searched = SearchedBlocks(
-      {} if retrieval.current_queries else made.query_params,
+      {} if retrieval.current_queries else snapshot.query_params,
       exact.vectors,
       exact.count,
       blocks,
       exact.plan(setup.num_searched, num_queries=config.data.batch_size),
     )
-    last = DeviceSnapshot(**vars(made), searched=searched)
+    last = DeviceSnapshot(**vars(snapshot), searched=searched)
     return last
 
   return IndexSchedule(

@@ -110,7 +110,10 @@ def iterate(
   except RetrievalUnavailableError as reason:
     if step > saved:
       run.check_role()
-      save()
+      try:
+        save()
+      except NonFiniteLossError as error:
+        raise run.checkpoints.with_last_good(error) from None
     if not isinstance(reason, WaitPreemptedError):
       raise
     run.checkpoints.wait()

@@ -132,12 +132,12 @@ def read_rows(model_dir: epath.PathLike) -> list[Row]:
 def _parts(directory: epath.Path) -> dict[int, epath.Path]:
   """Returns the files of the folder by their first step, in its order."""
   folder = directory / _PARTS
-  found = {
+  parts = {
     int(stem): folder / name
     for name in list_names(folder)
     if name.endswith(_SUFFIX) and (stem := name[: -len(_SUFFIX)]).isdecimal()
   }
-  return dict(sorted(found.items()))
+  return dict(sorted(parts.items()))
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[Row]:

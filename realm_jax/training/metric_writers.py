@@ -137,7 +137,7 @@ class WandbRun:
     self._run.finish()
 
 
-_OWN: Mapping[str, Callable[[epath.Path], MetricWriter]] = {
+_BY_NAME: Mapping[str, Callable[[epath.Path], MetricWriter]] = {
   "tensorboard": EventFile,
   "wandb": WandbRun,
 }
@@ -148,6 +148,6 @@ def open_writers(
 ) -> list[MetricWriter]:
   """Opens writers by name, or by the settings of a `Tracker`."""
   return [
-    (_OWN[one] if isinstance(one, str) else one.open)(epath.Path(model_dir))
+    (_BY_NAME[one] if isinstance(one, str) else one.open)(epath.Path(model_dir))
     for one in trackers
   ]

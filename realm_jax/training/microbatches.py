@@ -61,8 +61,8 @@ def compared_gradient(
     encoders = step.encoders(params, fixed, key)
     return step.on_inputs(part, lambda inputs: stage.embed(encoders, inputs))
 
-  def backward(given: Any, slopes: Any) -> Any:
-    params, fixed, part, key = given
+  def backward(arguments: Any, slopes: Any) -> Any:
+    params, fixed, part, key = arguments
 
     def pulled_back(inputs: EncoderInputs) -> Params:
       _, pull = jax.vjp(

@@ -125,10 +125,10 @@ def scale_by_adafactor() -> optax.GradientTransformation:
     state: optax.OptState,
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, optax.OptState]:
-    made = each(adafactor.update, updates, state, params)
+    pairs = each(adafactor.update, updates, state, params)
     return (
-      jax.tree.map(lambda _, pair: pair[0], updates, made),
-      jax.tree.map(lambda _, pair: pair[1], updates, made),
+      jax.tree.map(lambda _, pair: pair[0], updates, pairs),
+      jax.tree.map(lambda _, pair: pair[1], updates, pairs),
     )
 
   # Factored moments lack axes of the parameter's box. They are small, so they
@@ -147,8 +147,9 @@ def learning_rate_schedule(
   was frozen, it also has its own warm-up: its moments are zero when its
   training begins, and the first updates would be several times too large.
   """
-  given, usual = config.warmup_steps, min(10_000, max(100, num_steps // 10))
-  warmup = usual if given is None else given
+  warmup = config.warmup_steps
+  if warmup is None:
+    warmup = min(10_000, max(100, num_steps // 10))
   frozen_steps = config.freeze_retriever_steps
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:

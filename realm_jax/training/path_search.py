@@ -122,16 +122,16 @@ class BeamOverLinks:
           path._replace(rows=(*path.rows, row), score=score, others=others)
           for row, score in zip(rows, scores[1:].tolist(), strict=True)
         ]
-      for own in grown:
-        own.sort(key=lambda path: (-path.score, path.rows))
-      paths = [path for own in grown for path in own[: self.beam]]
+      for of_query in grown:
+        of_query.sort(key=lambda path: (-path.score, path.rows))
+      paths = [path for of_query in grown for path in of_query[: self.beam]]
     width = min(k, self.beam, *map(len, grown))
-    found = np.full((len(grown), width, self.max_hops), NULL_ROW, np.int32)
-    for own, of_query in zip(grown, found, strict=True):
-      for path, rows in zip(own, of_query, strict=False):
+    best = np.full((len(grown), width, self.max_hops), NULL_ROW, np.int32)
+    for of_query, blocks in zip(grown, best, strict=True):
+      for path, rows in zip(of_query, blocks, strict=False):
         rows[: len(path.rows)] = path.rows
-    scores = [[path.score for path in own[:width]] for own in grown]
-    return SearchResult(found[..., 0], np.array(scores, "f4"), paths=found)
+    scores = [[path.score for path in of_query[:width]] for of_query in grown]
+    return SearchResult(best[..., 0], np.array(scores, "f4"), paths=best)
 
   def _options(self, run: Any, paths: Sequence[_Path]) -> list[list[int]]:
     """Returns the blocks that may come next on each path."""
@@ -140,17 +140,16 @@ class BeamOverLinks:
       run.corpus, lasts, within_documents=self.within_documents
     )
     after = dict(zip(lasts, leads, strict=True))
-    options = list[list[int]]()
+    options, allowed = list[list[int]](), run.searchable
     for path in paths:
       rows = [*path.others]
       if path.rows:
         rows = [*after[path.rows[-1]][: self.max_links].tolist(), *rows]
-      left_out = {*path.rows, *run.hidden}
       options.append(
         [
           row
           for row in dict.fromkeys(() if path.is_whole else rows)
-          if row not in left_out and (run.allowed is None or run.allowed[row])
+          if row not in path.rows and allowed[row]
         ]
       )
     return options
@@ -163,9 +162,11 @@ def neighbours(
 
   With `within_documents`, the other blocks of its document follow.
   """
-  of_rows = np.asarray(rows, np.int32)
-  found = [corpus.edges(of_rows)]
+  row_numbers = np.asarray(rows, np.int32)
+  kinds_of_edges = [corpus.edges(row_numbers)]
   if within_documents:
-    found.append(corpus.siblings(of_rows))
-  parts = [np.split(one.targets, one.offsets[1:])[:-1] for one in found]
-  return [np.concatenate(own) for own in zip(*parts, strict=True)]
+    kinds_of_edges.append(corpus.siblings(row_numbers))
+  parts = [
+    np.split(edges.targets, edges.offsets[1:])[:-1] for edges in kinds_of_edges
+  ]
+  return [np.concatenate(of_row) for of_row in zip(*parts, strict=True)]

@@ -103,11 +103,11 @@ class Retrieval:
 def take_candidates(arrays: T, indices: Int[Array, "b k"]) -> T:
   """Returns, of a tree of arrays [b n …], the entries at these indices."""
 
-  def taken(x: AnyArray) -> Array:
+  def take(x: AnyArray) -> Array:
     index = indices.reshape(*indices.shape, *[1] * (x.ndim - 2))
     return jnp.take_along_axis(jnp.asarray(x), index, axis=1)
 
-  return jax.tree.map(taken, arrays)
+  return jax.tree.map(take, arrays)
 
 
 def rows_at(
@@ -115,5 +115,5 @@ def rows_at(
 ) -> Int[AnyArray, "b k"]:
   """Returns the rows at the positions that `candidate_positions` chose."""
   xp = rows.__array_namespace__()
-  found = xp.take_along_axis(rows, xp.maximum(positions, 0), axis=1)
-  return xp.where(positions == NULL_ROW, NULL_ROW, found)
+  candidates = xp.take_along_axis(rows, xp.maximum(positions, 0), axis=1)
+  return xp.where(positions == NULL_ROW, NULL_ROW, candidates)

@@ -20,16 +20,14 @@ from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.protocol import WaitPreemptedError
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
+from realm_jax.training.block_arrays import BlockArrays, SearchedBlocks
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import RunSetup, StepSetup
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.search_in_step import (
   NEVER,
   NO_BLOCK,
-  BlockArrays,
   RollingIndexState,
-  SearchedBlocks,
-  load_blocks,
   refresh_oldest,
 )
 from realm_jax.training.state import TrainState
@@ -87,15 +85,9 @@ class RollingIndex:
       WaitPreemptedError: The run was preempted meanwhile.
     """
     setup, corpus = self._setup, self._setup.corpus
-    block_length = setup.config.data.block_length
-    blocks = load_blocks(
-      corpus,
-      block_length=block_length,
-      mesh=setup.mesh,
-      reader=setup.text_reader,
-    )
+    blocks = setup.load_blocks(corpus)
     shapes = abstract_vectors(setup)
-    found = self._checkpoints.rolling_vectors(
+    vectors = self._checkpoints.rolling_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()
     )
     count = np.asarray(corpus.num_blocks, np.int32)
@@ -106,8 +98,8 @@ class RollingIndex:
       blocks=blocks,
       plan=plan_of(setup),
     )
-    if found is not None:
-      return state._replace(index=RollingIndexState(**found))
+    if vectors is not None:
+      return state._replace(index=RollingIndexState(**vectors))
     return state._replace(index=self._embedded(state, shapes, blocks))
 
   def _embedded(
@@ -119,7 +111,7 @@ class RollingIndex:
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
     num_blocks = setup.blocks_of_device(of_device * mesh.size)
     at_once = mesh.size * num_blocks
-    placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     refresh = jax.jit(
       sharding.under(
         setup.config.mesh.all_axis_rules,
@@ -129,10 +121,10 @@ class RollingIndex:
         mesh=mesh,
       ),
       donate_argnums=1,
-      out_shardings=placed,
+      out_shardings=shardings,
     )
 
-    @functools.partial(jax.jit, out_shardings=placed)
+    @functools.partial(jax.jit, out_shardings=shardings)
     def without_vectors() -> RollingIndexState:
       is_block = jnp.arange(capacity) < setup.num_blocks
       return RollingIndexState(
@@ -162,8 +154,8 @@ def abstract_vectors(setup: StepSetup) -> RollingIndexState:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.components.retriever.vector_size
   capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
-  placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
-  abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
+  by_rows = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
+  abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=by_rows)
   return RollingIndexState(
     abstract((capacity, size), jnp.dtype(dtype)),
     abstract((capacity,), jnp.int32),

@@ -16,195 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt32
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.indexes import exact_search
-from realm_jax.indexes.exact import capacity_for
-from realm_jax.inputs.reader_texts import passage_ids
 from realm_jax.models import sequences
-from realm_jax.models.components import (
-  Retriever,
-  TextReader,
-  embed_queries,
-)
-from realm_jax.models.packing import content_ids
+from realm_jax.models.components import Retriever, embed_queries
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
-from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.training.encoder_inputs import Candidates, to_words
+from realm_jax.training.block_arrays import BlockArrays, SearchedBlocks
+from realm_jax.training.encoder_inputs import Candidates
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.state import Metrics, TrainState
 
-_ROWS_PER_COPY = 1 << 14
-_MAX_VOCABULARY_OF_16_BITS = 1 << 16
-_TPU_LANES = 128
 # Steps that mark rows past the last block, and blocks without a vector yet.
 NO_BLOCK = np.iinfo(np.int32).max
 NEVER = -1
-
-
-class BlockArrays(NamedTuple):
-  """Arrays of all blocks of a corpus, in addition to their vectors.
-
-  The rows are sharded over all devices, and padded like the vectors.
-
-  Attributes:
-    tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
-      vocabulary fits, padded at least to the length of `null_tokens`.
-    marks: The two words of each block's content hash, and its dropout id, as
-      separate arrays, because TPUs pad the last dimension of a matrix to 128.
-    null_tokens: Tokens of the null block, which is not among the others.
-    null_dropout_id: Dropout id of the null block.
-    passages: Passage of each block for the stage's reader, in 16 bits if its
-      vocabulary fits; None if the reader reads the tokens.
-  """
-
-  tokens: Shaped[Array, "n c"]
-  marks: tuple[UInt32[Array, " n"], ...]
-  null_tokens: Int[Array, " l"]
-  null_dropout_id: UInt32[Array, ""]
-  passages: Shaped[Array, "n m"] | None = None
-
-  @classmethod
-  def partitions(cls) -> Any:
-    """Returns a tuple with the partition of each array."""
-    divided: Any = PartitionSpec(MESH_AXES)
-    whole: Any = PartitionSpec()
-    return cls(divided, divided, whole, whole, divided)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SearchedBlocks:
-  """The arrays that a step searches: a snapshot's, or a rolling index's.
-
-  Attributes:
-    query_params: Parameters of the query tower for the search; empty if the
-      current parameters are used.
-    vectors: Vectors [n, d] of all blocks; None for a rolling index, whose
-      vectors are part of the training state.
-    count: Number of blocks, without padding.
-    blocks: `BlockArrays` of all blocks.
-    plan: Settings of the search, which are static in the program.
-  """
-
-  # jax also builds such trees with leaves that are not arrays.
-  query_params: PyTree
-  vectors: Any
-  count: Any
-  blocks: Any
-  plan: exact_search.SearchPlan = dataclasses.field(metadata={"static": True})
-
-
-def load_blocks(
-  corpus: Corpus,
-  *,
-  block_length: int,
-  mesh: Mesh,
-  reader: TextReader | None = None,
-) -> BlockArrays:
-  """Loads the blocks; each process reads only the rows of its devices.
-
-  Does not communicate, so any thread may call it. With a `reader`, also loads
-  the reader's passages.
-  """
-  shapes = abstract_blocks(
-    *(corpus.num_blocks, block_length),
-    vocab_size=corpus.vocab_size,
-    mesh=mesh,
-    reader=reader,
-  )
-  capacity, _ = shapes.tokens.shape
-  # Rows past the last block are zeros.
-  marks = np.zeros((3, capacity), np.uint32)
-  marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
-
-  def of_device(
-    index: Any, abstract: Any, read: Callable[[Any], np.ndarray]
-  ) -> np.ndarray:
-    start, stop, _ = index[0].indices(capacity)
-    found = np.zeros((stop - start, abstract.shape[1]), abstract.dtype)
-    last = min(stop, corpus.num_blocks)
-    for first in range(start, last, _ROWS_PER_COPY):
-      rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
-      part = read(rows)
-      found[rows - start, : part.shape[1]] = part
-    return found
-
-  def on_devices(abstract: Any, read: Callable[[Any], np.ndarray]) -> jax.Array:
-    return jax.make_array_from_callback(
-      abstract.shape,
-      abstract.sharding,
-      lambda index: of_device(index, abstract, read),
-    )
-
-  def tokens_of(rows: Int[np.ndarray, " n"]) -> np.ndarray:
-    part = corpus.gather(rows, block_length)
-    marks[2, rows] = content_ids(part)
-    return part
-
-  tokens, passages = on_devices(shapes.tokens, tokens_of), None
-  if reader is not None:
-    view = corpus.view(reader.view)
-    passages = on_devices(
-      shapes.passages, functools.partial(passage_ids, reader, view)
-    )
-  null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
-  null: Any = null_tokens, content_ids(null_tokens)
-  return BlockArrays(
-    tokens,
-    tuple(
-      jax.make_array_from_callback(
-        (capacity,),
-        shapes.marks[0].sharding,
-        lambda index, mark=mark: mark[index].copy(),
-      )
-      for mark in marks
-    ),
-    *sharding.replicate(null, mesh),
-    passages=passages,
-  )
-
-
-def abstract_blocks(
-  num_blocks: int,
-  block_length: int,
-  *,
-  vocab_size: int,
-  mesh: Mesh,
-  reader: TextReader | None = None,
-) -> BlockArrays:
-  """Returns the abstract arrays of a corpus, with their shardings."""
-  capacity = capacity_for(num_blocks, devices=mesh.size)
-  # TPUs gather rows that are padded to whole tiles; otherwise each step would
-  # copy the array to a padded one.
-  is_tpu = mesh.devices.flat[0].platform == "tpu"
-  lanes = _TPU_LANES if is_tpu else 1
-
-  def abstract(partition: PartitionSpec, dtype: Any, *shape: int) -> Any:
-    placed = NamedSharding(mesh, partition)
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=placed)
-
-  divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
-
-  def tokens(size: int, length: int) -> Any:
-    is_small = size <= _MAX_VOCABULARY_OF_16_BITS
-    dtype = jnp.uint16 if is_small else jnp.uint32
-    return abstract(divided, dtype, capacity, -(-length // lanes) * lanes)
-
-  passages = None
-  if reader is not None:
-    assert reader.vocab_size is not None
-    passages = tokens(reader.vocab_size, reader.input_length)
-  return BlockArrays(
-    tokens=tokens(vocab_size, block_length),
-    marks=(abstract(divided, jnp.uint32, capacity),) * 3,
-    null_tokens=abstract(whole, jnp.int32, block_length),
-    null_dropout_id=abstract(whole, jnp.uint32),
-    passages=passages,
-  )
 
 
 class RollingIndexState(NamedTuple):
@@ -253,8 +81,8 @@ def refresh_oldest(
     # A block prefix must not turn padding into a sequence.
     inputs = jnp.asarray(inputs) * is_block[:, None]
     # Rows past the last are dropped.
-    taken = jnp.where(is_block, rows, len(steps))
-    return sequences.padded(inputs, blocks.marks[2][kept]), taken
+    written = jnp.where(is_block, rows, len(steps))
+    return sequences.padded(inputs, blocks.marks[2][kept]), written
 
   def put(
     dated: RollingIndexState,
@@ -267,7 +95,7 @@ def refresh_oldest(
       dated.steps.at[rows].set(step, mode="drop"),
     )
 
-  inputs, taken = on_each_device(
+  inputs, rows = on_each_device(
     take, in_specs=(divided, BlockArrays.partitions())
   )(dated.steps, blocks)
   # Model-parallel devices compute on the same rows, although each holds
@@ -276,7 +104,7 @@ def refresh_oldest(
     inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
   )
   vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
-  return on_each_device(put, in_specs=divided)(dated, taken, vectors)
+  return on_each_device(put, in_specs=divided)(dated, rows, vectors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,13 +216,13 @@ def _gather_candidates(
     is_null = positions == NULL_ROW
 
     def fetch(array: Shaped[Array, "n c"], null: Int[Array, " l"]) -> Any:
-      found = _fetch(
+      fetched = _fetch(
         lambda local: array[local][..., : len(null)].astype(jnp.uint32),
         kept_rows,
         rows_of_device=len(array),
       ).astype(jnp.int32)
-      found = jnp.pad(found, ((0, 0), (first, 0), (0, 0)))
-      return jnp.where(is_null[..., None], null, found)
+      fetched = jnp.pad(fetched, ((0, 0), (first, 0), (0, 0)))
+      return jnp.where(is_null[..., None], null, fetched)
 
     dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
     dropout_ids = jnp.pad(dropout_ids, ((0, 0), (first, 0)))
@@ -460,10 +288,12 @@ def _fetch(
   everyone = lax.all_gather(rows, BATCH_AXES, tiled=True)
   local = everyone - lax.axis_index(MESH_AXES) * rows_of_device
   is_own = (local >= 0) & (local < rows_of_device)
-  found = look_up(jnp.clip(local, 0, rows_of_device - 1))
-  found = jnp.where(is_own[..., None], found, 0)
-  found = lax.psum_scatter(found, BATCH_AXES, scatter_dimension=0, tiled=True)
+  fetched = look_up(jnp.clip(local, 0, rows_of_device - 1))
+  fetched = jnp.where(is_own[..., None], fetched, 0)
+  fetched = lax.psum_scatter(
+    fetched, BATCH_AXES, scatter_dimension=0, tiled=True
+  )
   if lax.axis_size(MODEL_AXIS) > 1:
     # The devices of a group have the same queries.
-    found = lax.psum(found, MODEL_AXIS)
-  return found
+    fetched = lax.psum(fetched, MODEL_AXIS)
+  return fetched

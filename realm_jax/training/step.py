@@ -75,10 +75,12 @@ class TrainStep:
     The metrics are the stage's, with the norms of the gradient and of the new
     parameters. `searched` is the argument of `search`.
     """
-    found: Metrics = {}
+    search_metrics: Metrics = {}
     if self.search is not None:
       is_frozen = "retriever" in self.frozen
-      state, batch, found = self.search(state, batch, searched, is_frozen)
+      state, batch, search_metrics = self.search(
+        state, batch, searched, is_frozen
+      )
     gradient, metrics = self.gradient(state, batch)
     trained, fixed = split(self.components, state.params)
     updates, optimizer = self.optimizer.update(
@@ -94,7 +96,7 @@ class TrainStep:
     }
     step = state.step + jnp.ones_like(state.step)
     state = state._replace(step=step, params=params, optimizer=optimizer)
-    return state, {**metrics, **found, **norms}
+    return state, {**metrics, **search_metrics, **norms}
 
   def _touched(self, old: T, new: T) -> T:
     """Returns the new tree, with the old values of untouched components.

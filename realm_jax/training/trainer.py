@@ -179,18 +179,19 @@ def open_run(
     # Bin counts follow from a corpus that a resumed run finds unchanged.
     compiled = []
     for number in numbers:
-      own = dataclasses.replace(setup, number=number)
-      compiled.append(CompiledSteps(own, own.layout(setup.examples)))
+      of_stage = dataclasses.replace(setup, number=number)
+      steps = CompiledSteps(of_stage, of_stage.layout(setup.examples))
       # A step that searches is compiled once the vectors are loaded, as is
       # every step of a run with a rolling index, which then joins the state.
-      if not own.searches_in_step and rolling_index is None:
-        compiled[-1].compile(state, own.abstract_batch())
+      if not of_stage.searches_in_step and rolling_index is None:
+        steps.compile(state, of_stage.abstract_batch())
+      compiled.append(steps)
 
     def run_step(
       state: TrainState, batch: StepBatch, searched: Any, step: int
     ) -> tuple[TrainState, Metrics]:
-      own = compiled[config.stage_of(step)]
-      return own(state, batch, searched, step)
+      steps = compiled[config.stage_of(step)]
+      return steps(state, batch, searched, step)
 
     run = run_step, batches, checkpoints, decisions, metrics
     yield state, OpenRun(*run, checks[-1], rolling_index)
@@ -203,12 +204,12 @@ def _streams(
   """Opens a stream of examples for each stage, at the stage's positions."""
   with contextlib.ExitStack() as stack:
     streams = list[Iterator[Batch]]()
-    for number, own in enumerate(positions.reshape(len(positions), -1).T):
+    for number, of_stage in enumerate(positions.reshape(len(positions), -1).T):
       data = dataclasses.replace(
         setup.config.data_of(number), corpus_version=setup.examples.version
       )
       stream = stack.enter_context(
-        contextlib.closing(stream_batches(data, positions=own))
+        contextlib.closing(stream_batches(data, positions=of_stage))
       )
       streams.append(stream)
     yield streams

@@ -91,8 +91,8 @@ class TwoHops:
     # At [i, j, k, l]: also whether the l-th second block of k is i.
     is_twin = is_same[..., None] & is_same.transpose(0, 3, 1, 2)[:, :, None]
     is_twin = is_twin.reshape(len(first), -1, is_path[0].size)
-    found = is_twin.any(axis=-1) & is_path.reshape(len(first), -1)
-    twin = np.where(found, is_twin.argmax(axis=-1), -1).astype(np.int32)
+    has_twin = is_twin.any(axis=-1) & is_path.reshape(len(first), -1)
+    twin = np.where(has_twin, is_twin.argmax(axis=-1), -1).astype(np.int32)
     return Cells(is_path.reshape(len(first), -1), twin)
 
   def log_p(
@@ -120,11 +120,13 @@ class TwoHops:
   ) -> Int[AnyArray, "b k"]:
     """Returns the cells of the best k distinct paths."""
     xp = log_p.__array_namespace__()
-    twin, own = xp.asarray(cells.twin), xp.arange(log_p.shape[1])[None]
-    other = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
+    twin, cell = xp.asarray(cells.twin), xp.arange(log_p.shape[1])[None]
+    log_p_of_twin = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
     # Keeps the more likely order of two blocks, or the earlier cell.
-    is_behind = (other > log_p) | ((other == log_p) & (twin < own))
-    both = distinct_log_p(log_p, own, cells)
+    is_behind = (log_p_of_twin > log_p) | (
+      (log_p_of_twin == log_p) & (twin < cell)
+    )
+    both = distinct_log_p(log_p, cell, cells)
     both = xp.where(is_behind & (twin >= 0), NOT_A_PATH, both)
     return xp.argsort(-both, axis=1, stable=True)[:, :k]
 
@@ -162,17 +164,17 @@ class TwoHops:
 
     See `PathSearch`.
     """
-    found = run.search_blocks(token_ids, self.first_beam)
+    firsts = run.search_blocks(token_ids, self.first_beam)
     retriever = run.components.hop_retriever
-    queries = retriever.hop_queries(token_ids, run.gather(found.rows))
+    queries = retriever.hop_queries(token_ids, run.gather(firsts.rows))
     batch, beam, length = queries.shape
     flat = np.asarray(queries).reshape(-1, length)
-    following = run.search_blocks(flat, self.second_beam + 1, hop=True)
-    rows = following.rows.reshape(batch, beam, -1)
-    places = self.second_places(found.rows, rows)
+    seconds = run.search_blocks(flat, self.second_beam + 1, hop=True)
+    rows = seconds.rows.reshape(batch, beam, -1)
+    places = self.second_places(firsts.rows, rows)
     rows, scores = (
       np.take_along_axis(x.reshape(batch, beam, -1), places, axis=-1)
-      for x in (following.rows, following.scores)
+      for x in (seconds.rows, seconds.scores)
     )
     # An index with its own scores has none for the null block, so it gets 0.
     of_null = np.zeros((batch, beam, 1), np.float32)
@@ -186,16 +188,16 @@ class TwoHops:
       vectors = run.embed_tokens(flat, hop=True)
       of_null[:] = (vectors @ null).reshape(of_null.shape)
       of_null *= retriever.score_scale
-    cells = self.cells(found.rows, rows)
+    cells = self.cells(firsts.rows, rows)
     second = np.concatenate([of_null, scores], axis=-1)
-    log_p = self.log_p(found.scores, second, cells)
+    log_p = self.log_p(firsts.scores, second, cells)
     chosen = np.asarray(self.best(log_p, cells, k))
     best = np.asarray(distinct_log_p(log_p, chosen, cells))
     # If there are fewer than k paths, the rest would be read twice.
     number = int((best > NOT_A_PATH / 2).sum(axis=1).min(initial=k))
     best, chosen = best[:, :number], chosen[:, :number]
     ends = np.concatenate([np.full_like(rows[..., :1], NULL_ROW), rows], -1)
-    starts = np.broadcast_to(found.rows[..., None], ends.shape)
+    starts = np.broadcast_to(firsts.rows[..., None], ends.shape)
     paths = np.stack([starts, ends], axis=-1).reshape(batch, -1, 2)
     paths = np.take_along_axis(paths, chosen[..., None], axis=1)
     return SearchResult(paths[..., 0], best, paths=paths)
@@ -208,9 +210,9 @@ def distinct_log_p(
   xp = log_p.__array_namespace__()
   places = xp.broadcast_to(places, (len(log_p), places.shape[1]))
   twin = xp.take_along_axis(xp.asarray(cells.twin), places, axis=1)
-  own = xp.take_along_axis(log_p, places, axis=1)
-  other = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
-  return xp.where(twin >= 0, xp.logaddexp(own, other), own)
+  forward = xp.take_along_axis(log_p, places, axis=1)
+  backward = xp.take_along_axis(log_p, xp.maximum(twin, 0), axis=1)
+  return xp.where(twin >= 0, xp.logaddexp(forward, backward), forward)
 
 
 def _log_softmax(scores: Float[AnyArray, "*b n"]) -> Float[AnyArray, "*b n"]:

@@ -9,13 +9,10 @@ vectors.json   checkpoint, corpus, dimension and scale
 """
 
 import contextlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors.numpy
 from etils import epath
 
 from realm_jax.checkpoints.store import FOLDER, READER_VOCABULARY, locate
@@ -43,16 +40,14 @@ from realm_jax.text.vocabulary_files import (
   write_vocabulary,
 )
 from realm_jax.weights import WeightsError, modernbert, name_maps
-from realm_jax.weights.hf_files import (
-  Export,
-)
+from realm_jax.weights.hf_files import Export
 from realm_jax.weights.importing import new_directory
 from realm_jax.weights.mapped_weights import BoundModel, flattened, nested
-from realm_jax.weights.name_maps import READER
+from realm_jax.weights.name_maps import READER, RETRIEVER
 from realm_jax.weights.registry import HF_BERT, T5
 from realm_jax.weights.sentence_transformers import export_tower
 from realm_jax.weights.t5 import export_t5
-from realm_jax.weights.tensor_files import WEIGHTS
+from realm_jax.weights.tensor_files import write_tensors
 
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
 _FORMAT_VERSION = 1
@@ -99,6 +94,14 @@ def export_weights(
       vocabulary.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
+
+  Example:
+    >>> report = export_weights(
+    ...   "runs/qa", run.config.retriever, run.config.reader, "exported",
+    ...   to="hf_bert", corpus_dir="corpus",
+    ... )
+    >>> sorted(path.name for path in epath.Path("exported").iterdir())
+    ['config.json', 'model.safetensors', 'tokenizer_config.json', ...]
   """
   require_readable(model_dir, vocab, corpus_dir)
   writes = isinstance(reader, GenerativeReader)
@@ -108,6 +111,8 @@ def export_weights(
       f"({reader and type(reader).__name__}): --to={HF_BERT} is for a "
       f"BertReader, and --to={T5} for a GenerativeReader"
     )
+  if to in (T5, HF_BERT) and tower is not None:
+    raise WeightsError(f"--tower={tower}: a reader has none; leave it out")
   checkpoint = epath.Path(model_dir)
   if checkpoint_step is not None:
     checkpoint = checkpoint / FOLDER / str(checkpoint_step)
@@ -130,14 +135,16 @@ def export_weights(
     words = read_vocabulary(path)
     model = BoundModel.of(retriever, reader, words)
     export = plan_export(model, to=to, tower=tower)
-    shapes = model.parameter_shapes([export.part])
+    part, module = RETRIEVER, retriever
+    if to == HF_BERT:
+      part, module = READER, reader
+    shapes = model.parameter_shapes([part])
     like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
     store, step = locate(checkpoint)
     with contextlib.closing(store):
       store.require_vocabulary(step, model.vocabulary.digest)
-      flat = flattened(store.restore(step, items=[export.part], like=like))
+      flat = flattened(store.restore(step, items=[part], like=like))
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
-    module = reader if export.part == READER else retriever
     parameters = lora.merged(parameters, module.bert.lora)
     lines = write_export(export, directory, parameters, words)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
@@ -153,15 +160,15 @@ def _export_text_reader(
   """Writes a T5 with the vocabulary of the reader's view."""
   store, step = locate(checkpoint)
   with contextlib.closing(store), new_directory(output_dir) as directory:
-    own = epath.Path(store.directory.parent, MODEL_FILE)
-    if vocab is None and corpus_dir is not None and not own.exists():
+    model_file = epath.Path(store.directory.parent, MODEL_FILE)
+    if vocab is None and corpus_dir is not None and not model_file.exists():
       words: Any = Corpus.open(corpus_dir).view(reader.view).vocabulary
     else:
-      words = read_sentencepieces(vocab or own)
+      words = read_sentencepieces(vocab or model_file)
     store.require_vocabulary(step, words.digest, name=READER_VOCABULARY)
     params = store.restore(step, items=("reader",))["reader"]["model"]
     config = reader.t5.for_vocabulary(words.size)
-    export_t5(config, params, Path(os.fspath(directory)))
+    export_t5(config, params, directory)
     (directory / MODEL_FILE).write_bytes(words.model)
   return f"written of checkpoint {step} of {store.directory.parent}"
 
@@ -171,12 +178,10 @@ def plan_export(
 ) -> Export:
   """Plans the export of a model; for the choices, see `export_weights`."""
   retriever, reader, words = model
-  if to == "hf_bert":
-    if tower is not None:
-      raise WeightsError(f"--tower={tower}: a reader has none")
-    how = modernbert.written(reader.bert, words, masked_lm=True)
-    table = name_maps.below(how.table, ours=f"{READER}/")
-    return Export(READER, table, how.files, theirs=how.theirs)
+  if to == HF_BERT:
+    return modernbert.export_encoder(
+      reader.bert, words, path=READER, masked_lm=True
+    )
   if tower == "hop":
     if retriever.hop_length is None:
       raise WeightsError(
@@ -222,13 +227,9 @@ def write_export(
       folder, of_module = "", name
     by_folder.setdefault(folder, {})[of_module] = tensor
     lines.append(f"  {name_maps.show(name, tensor.shape)} <- {path}")
-  # `save_file` does not report a full disk as an `OSError`; and transformers
-  # reads no file that does not name its framework.
-  by_folder[""] = export.theirs(by_folder[""])
+  by_folder[""] = export.convert(by_folder[""])
   for folder, tensors in by_folder.items():
-    content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-    with atomic_file(directory / folder / WEIGHTS) as path:
-      path.write_bytes(content)
+    write_tensors(directory / folder, tensors)
   left = [
     f"  {name_maps.show(path, array.shape)}"
     for path, array in parameters.items()
@@ -316,10 +317,12 @@ def export_vectors(
         progress.advance(len(part))
       array.flush()
       if to == "faiss":
-        made = path.with_name(f"{path.name}.faiss")
-        faiss.FaissConfig(factory="Flat").build(Blocks(num_blocks, array), made)
-        (made / faiss.FILE).replace(path)
-        made.rmdir()
+        folder = path.with_name(f"{path.name}.faiss")
+        faiss.FaissConfig(factory="Flat").build(
+          Blocks(num_blocks, array), folder
+        )
+        (folder / faiss.FILE).replace(path)
+        folder.rmdir()
     with (
       json_lines(output / _BLOCKS) as write,
       Progress("ids", total=num_blocks) as progress,

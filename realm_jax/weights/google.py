@@ -80,9 +80,9 @@ def open_checkpoint(prefix: Path) -> Iterator[Any]:
       for name, shape in reader.get_variable_to_shape_map().items()
     )
     files = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
-    held = sum(file.stat().st_size for file in files)
-    if claimed > held:
-      raise RuntimeError(f"its index claims {claimed:,} bytes, it has {held:,}")
+    size = sum(file.stat().st_size for file in files)
+    if claimed > size:
+      raise RuntimeError(f"its index claims {claimed:,} bytes, it has {size:,}")
     yield reader
   # Errors of TensorFlow's reader for damaged files.
   except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
@@ -193,25 +193,25 @@ def _open(path: Path, *, is_realm: bool) -> Source:
     scope = f"{module}/" if module else ""
     with open_checkpoint(prefix) as reader:
       # For a scalar, the reader returns no array.
-      found = {
+      tensors = {
         scope + name: np.asarray(reader.get_tensor(name))
         for name in sorted(reader.get_variable_to_shape_map())
       }
-    variables |= found
-    for name in found:
+    variables |= tensors
+    for name in tensors:
       if not f"/{name}".endswith(f"/{_WORDS}"):
         continue
       root = name.removesuffix(_WORDS)
       if is_realm:
-        bert = _config(found, root, prefix, within)
+        bert = _config(tensors, root, prefix, within)
       else:
         bert = _read_config(within / _CONFIG)
-      one = _encoder(found, root, bert, params, roles, retriever_fields)
+      encoder = _encoder(tensors, root, bert, params, roles, retriever_fields)
       if module == "query_embedder":
-        one = one._replace(roles=["query"])
-      elif "query_embedder" in prefixes and READER not in one.roles:
-        one = one._replace(roles=["block"])
-      encoders.append(one)
+        encoder = encoder._replace(roles=["query"])
+      elif "query_embedder" in prefixes and READER not in encoder.roles:
+        encoder = encoder._replace(roles=["block"])
+      encoders.append(encoder)
   encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
   # Vectors of all blocks, from the embedder.
   vectors = _open_block_vectors(encoded[0]) if encoded else None
@@ -289,10 +289,10 @@ def _config(
   hidden_size = variables[root + _WORDS].shape[-1]
   missing = [name for name in (inner, positions) if name not in variables]
   if missing or hidden_size % _HEAD_SIZE:
-    found = f"no {missing[0]}" if missing else f"hidden size {hidden_size}"
+    problem = f"no {missing[0]}" if missing else f"hidden size {hidden_size}"
     raise WeightsError(
-      f"{prefix} has {found}, so its variables do not show its sizes (heads of "
-      f"{_HEAD_SIZE} dimensions); put the model's {_CONFIG} beside it"
+      f"{prefix} has {problem}, so its variables do not show its sizes (heads "
+      f"of {_HEAD_SIZE} dimensions); put the model's {_CONFIG} beside it"
     )
   layer = re.compile(rf"{re.escape(root)}bert/encoder/layer_(\d+)/.*")
   return BertConfig(

@@ -3,13 +3,19 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.models.bert import Activation, BertConfig
 from realm_jax.models.reader import BertReader
-from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
+from realm_jax.settings import (
+  PositiveInt,
+  Range,
+  accepts,
+  describe,
+  parameter_types,
+)
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import vocabulary
 from realm_jax.text.normalization import Normalization
@@ -77,19 +83,19 @@ class JsonFile:
     if not accepts(kind, self.entries):
       raise WeightsError(f"{path} does not hold what it should, {kind}")
 
-  def get(self, key: str, wanted: Any, default: Any = None) -> Any:
+  def get(self, key: str, expected: Any, default: Any = None) -> Any:
     """Returns an entry, which must have a type, or be one of several values.
 
     Args:
       key: Key of the entry.
-      wanted: Type, or tuple of values.
+      expected: Type, or tuple of values.
       default: Value of a missing entry.
     """
     value = self.entries.get(key, default)
-    if isinstance(wanted, tuple):
-      fits, names = value in wanted, " or ".join(map(repr, wanted))
+    if isinstance(expected, tuple):
+      fits, names = value in expected, " or ".join(map(repr, expected))
     else:
-      fits, names = accepts(wanted, value), describe(wanted)
+      fits, names = accepts(expected, value), describe(expected)
     if not fits:
       raise WeightsError(
         f"{self.path} has {key}={value!r}; want {names}: is it the file of "
@@ -108,26 +114,30 @@ def read_bert_config(
   activation = file.get("hidden_act", tuple(ACTIVATIONS), default_activation)
   for key, value in _FIXED.items():
     file.get(key, (value,), value)
-  num_layers = file.get("num_hidden_layers", PositiveInt, 12)
-  if num_layers > _MAX_LAYERS:
-    raise WeightsError(
-      f"{file.path} has num_hidden_layers={num_layers}; want at most "
-      f"{_MAX_LAYERS}: is it the file of these weights?"
-    )
-  types = parameter_types(BertConfig)
-  fields = {
-    field: file.get(key, types[field])
-    for field, key in _KEYS.items()
-    if key in file.entries
-  }
   try:
     return BertConfig(
-      **fields,
+      **read_sizes(file, BertConfig, _KEYS),
       activation=ACTIVATIONS[activation],
       attention_mask_value=_ATTENTION_MASK_VALUE,
     )
   except ValueError as error:
     raise WeightsError(f"{file.path}: {error}") from error
+
+
+def read_sizes(
+  file: JsonFile, config: type[BertConfig], keys: Mapping[str, str]
+) -> dict[str, Any]:
+  """Reads the fields of a configuration that a file has.
+
+  `keys` are the file's names of the fields.
+  """
+  bounded = Annotated[int, Range(least=1, most=_MAX_LAYERS)]
+  types = parameter_types(config) | {"num_layers": bounded}
+  return {
+    field: file.get(key, types[field])
+    for field, key in keys.items()
+    if file.entries.get(key) is not None
+  }
 
 
 def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
@@ -144,21 +154,19 @@ class Export(NamedTuple):
   """A directory to write.
 
   Attributes:
-    part: Part of the model whose parameters are written, possibly only some.
-    table: Names of its modules in the other system.
+    table: Names of the model's modules in the other system.
     files: Contents of other files by path: texts, or JSON values.
     folders: Folders to create. Tensors whose names start with a folder and a
       dot are written to a file of weights in that folder.
     notes: Lines for the report about what the directory cannot express.
-    theirs: Function that converts the encoder's tensors to the other system's.
+    convert: Function that converts the encoder's tensors to the other system's.
   """
 
-  part: str
   table: Table
-  files: Mapping[str, JsonValue]
+  files: Mapping[str, Any]
   folders: Sequence[str] = ()
   notes: Sequence[str] = ()
-  theirs: Callable[[Tensors], dict[str, np.ndarray]] = dict
+  convert: Callable[[Tensors], dict[str, np.ndarray]] = dict
 
 
 def class_files(

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig, TokenClassifier
 from realm_jax.models.cross_encoder import CrossEncoder
 from realm_jax.models.parameters import Params
@@ -280,6 +281,11 @@ def _read_classifier(
     allowed={**UNUSED, **dict.fromkeys(ignore, "named by --ignore")},
   )
   if fresh := flat.keys() - parameters.keys():
-    values = jax.jit(lambda: flattened(init()))()
-    parameters |= {path: np.asarray(values[path]) for path in fresh}
+
+    @jax.jit
+    def initialize() -> dict[str, AnyArray]:
+      values = flattened(init())
+      return {path: values[path] for path in fresh}
+
+    parameters |= jax.device_get(initialize())
   return nested(parameters), lines

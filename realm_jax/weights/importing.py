@@ -52,7 +52,7 @@ from realm_jax.snapshots.build import (
   publish_vectors,
 )
 from realm_jax.snapshots.store import directory_of
-from realm_jax.storage.access import require_writable
+from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.atomic import (
   check_target,
   rename_into_place,
@@ -126,12 +126,14 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     logging.info("Reading %s", config.input)
     mapped = map_weights(config)
     released = _open_released(config, mapped)
-    params, lines = nested(mapped.parameters), [*mapped.lines]
     retriever, reader, words = mapped.model
     write_vocabulary(directory, words)
-    models = {"retriever": retriever, "reader": reader}
-    Kept.of(Reference(TrainConfig, kept=models)).write(directory)
-    write_json(directory / "imported.json", origin(config))
+    run = _NewRun(
+      directory,
+      nested(mapped.parameters),
+      {RETRIEVER: retriever, READER: reader},
+      {VOCABULARY: words.digest},
+    )
     if released is not None and config.corpus_dir is not None:
       vectors, documents = released
       corpus_dir = outputs.enter_context(writing.new_corpus(config.corpus_dir))
@@ -146,23 +148,18 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
           mesh=mesh,
         ),
         directory_of(directory),
-        jax.device_put(params[RETRIEVER], sharding.replicated(mesh)),
+        jax.device_put(run.params[RETRIEVER], sharding.replicated(mesh)),
         vectors,
         step=_STEP,
       )
-    # No trainer wrote this checkpoint, so there is no position in the data.
-    loop = loop_record([], vocabulary=words.digest)
-    # The checkpoint is written last; it makes the directory a MODEL_DIR.
-    with contextlib.closing(CheckpointStore(directory)) as store:
-      logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
-      store.save(_STEP, {**params, "loop": loop})
-      store.wait()
-  held = mapped.source.block_vectors
-  if held is not None:
+    run.write(config)
+  lines = [*mapped.lines]
+  if mapped.source.block_vectors is not None:
     done = "published as snapshot 0"
     if released is None:
       done = "left out; --corpus_dir imports them with their blocks"
-    lines.append(f"block vectors {list(held.shape)}: {done}")
+    shape = list(mapped.source.block_vectors.shape)
+    lines.append(f"block vectors {shape}: {done}")
   return "\n".join(lines)
 
 
@@ -172,15 +169,15 @@ def _import_text_reader(
   """Writes a MODEL_DIR from a T5 and, with --retriever, a run's retriever."""
   source = locate(config.input, config.revision)
   logging.info("Reading %s", source)
-  found = read_t5(source)
+  weights = read_t5(source)
   words = read_sentencepieces(config.vocab or source)
-  found.config.for_vocabulary(words.size)
+  weights.config.for_vocabulary(words.size)
   with _beside(config, output_dir, (RETRIEVER,)) as run:
-    run.params["reader"] = {"model": found.params}
-    run.models["reader"] = GenerativeReader(found.config)
+    run.params[READER] = {"model": weights.params}
+    run.models[READER] = GenerativeReader(weights.config)
     run.digests[READER_VOCABULARY] = words.digest
     (run.directory / MODEL_FILE).write_bytes(words.model)
-  return "\n".join(found.lines)
+  return "\n".join(weights.lines)
 
 
 def _import_reranker(config: ImportConfig, output_dir: epath.PathLike) -> str:
@@ -192,25 +189,43 @@ def _import_reranker(config: ImportConfig, output_dir: epath.PathLike) -> str:
     )
   source = locate(config.input, config.revision)
   logging.info("Reading %s", source)
-  found = read_cross_encoder(source, config.ignore)
+  model = read_cross_encoder(source, config.ignore)
   with _beside(config, output_dir, PARTS) as run:
-    if run.digests.get(VOCABULARY) != found.vocabulary.digest:
+    if run.digests.get(VOCABULARY) != model.vocabulary.digest:
       raise WeightsError(
         f"{source} has another vocabulary than --retriever={config.retriever}; "
         "both read the tokens of one corpus"
       )
-    run.params[RERANKER] = found.params
-    run.models["components"] = {RERANKER: found.module}
-  return "\n".join(found.lines)
+    run.params[RERANKER] = model.params
+    run.models["components"] = {RERANKER: model.module}
+  return "\n".join(model.lines)
 
 
 class _NewRun(NamedTuple):
-  """A MODEL_DIR under construction."""
+  """A MODEL_DIR under construction.
+
+  Attributes:
+    directory: Directory to write to.
+    params: Parameters by component.
+    models: Components by field of `TrainConfig`.
+    digests: Digests of vocabularies by key of the item `loop`.
+  """
 
   directory: epath.Path
   params: dict[str, Any]
   models: dict[str, Any]
   digests: dict[str, str]
+
+  def write(self, config: ImportConfig) -> None:
+    """Writes the records, and then the checkpoint, which makes it valid."""
+    Kept.of(Reference(TrainConfig, kept=self.models)).write(self.directory)
+    write_json(self.directory / "imported.json", origin(config))
+    # No trainer wrote this checkpoint, so there is no position in the data.
+    loop = loop_record([], **self.digests)
+    with contextlib.closing(CheckpointStore(self.directory)) as store:
+      logging.info("Writing checkpoint %d of %s", _STEP, self.directory)
+      store.save(_STEP, {**self.params, "loop": loop})
+      store.wait()
 
 
 @contextlib.contextmanager
@@ -220,36 +235,32 @@ def _beside(
   """Makes a MODEL_DIR with the `parts` that the run of --retriever has."""
   with contextlib.ExitStack() as outputs:
     directory = outputs.enter_context(new_directory(output_dir))
-    made = _NewRun(directory, {}, {}, {})
+    new = _NewRun(directory, {}, {}, {})
     if config.retriever is not None:
-      run = Path(config.retriever)
+      require_readable(config.retriever)
+      run = epath.Path(config.retriever)
       store, step = locate_checkpoint(run)
       outputs.callback(store.close)
       present = [part for part in parts if part in store.components(step)]
       if RETRIEVER not in present:
         raise WeightsError(f"--retriever={run} has no retriever; name a run")
-      made.params.update(store.restore(step, items=tuple(present)))
-      kept = Kept.find(run)
-      fields = {} if kept is None else kept.config.get("fields", {})
+      new.params.update(store.restore(step, items=tuple(present)))
+      record = Kept.find(run)
+      fields = {} if record is None else record.config.get("fields", {})
       if not all(part in fields for part in present):
         raise WeightsError(
           f"--retriever={run} keeps no model; name a MODEL_DIR"
         )
-      made.models.update({part: fields[part] for part in present})
+      new.models.update({part: fields[part] for part in present})
       pieces = read_vocabulary(run)
       write_vocabulary(directory, pieces)
-      made.digests[VOCABULARY] = pieces.digest
+      new.digests[VOCABULARY] = pieces.digest
       if READER in present and (run / MODEL_FILE).exists():
         words = read_sentencepieces(run)
         (directory / MODEL_FILE).write_bytes(words.model)
-        made.digests[READER_VOCABULARY] = words.digest
-    yield made
-    Kept.of(Reference(TrainConfig, kept=made.models)).write(directory)
-    write_json(directory / "imported.json", origin(config))
-    loop = loop_record([], **made.digests)
-    with contextlib.closing(CheckpointStore(directory)) as new:
-      new.save(_STEP, {**made.params, "loop": loop})
-      new.wait()
+        new.digests[READER_VOCABULARY] = words.digest
+    yield new
+    new.write(config)
 
 
 @contextlib.contextmanager
@@ -286,10 +297,10 @@ def _require_new(flag: str, directory: epath.PathLike) -> None:
   path = epath.Path(directory)
   check_target(path)
   if names := sorted(p.name for p in path.iterdir()) if path.exists() else []:
-    held = f"has files in it ({', '.join(names[:3])}, …)"
+    contents = f"has files in it ({', '.join(names[:3])}, …)"
     if "checkpoints" in names:
-      held = "is a MODEL_DIR that has checkpoints already"
-    raise WeightsError(f"{path} {held}; name a new directory for --{flag}")
+      contents = "is a MODEL_DIR that has checkpoints already"
+    raise WeightsError(f"{path} {contents}; name a new directory for --{flag}")
 
 
 # --- Released blocks ----------------------------------------------------------
@@ -301,11 +312,11 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
   if corpus_dir is None:
     return
   # Only local paths have symbolic links.
-  one, other = (
+  corpus, model = (
     PurePath(str(path)) if is_remote(path) else Path(path).resolve()
     for path in (corpus_dir, output_dir)
   )
-  if one.is_relative_to(other) or other.is_relative_to(one):
+  if corpus.is_relative_to(model) or model.is_relative_to(corpus):
     raise WeightsError(
       f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
       "directory, or one is in the other; choose separate directories"

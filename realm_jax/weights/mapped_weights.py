@@ -43,7 +43,7 @@ UNUSED = {
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
   r"(.*/)?AdamWeightDecayOptimizer(_\d+)?/.*": "a variable of the optimizer",
   r"(.*/)?global_step": "a step counter",
-  BLOCK_VECTORS: "vectors of blocks, which are no weights",
+  rf"(block\.)?{BLOCK_VECTORS}": "vectors of blocks, which are no weights",
 }
 # Path of a parameter in a layer of BERT, or in a block of T5.
 _LAYER = re.compile(r"(.*)/(layer|block)_(\d+)/(.*)")
@@ -138,11 +138,17 @@ class BoundModel(NamedTuple):
     A parameter that is initialized in both towers gets the same value in both,
     so that an untrained retriever matches equal texts.
     """
-    wanted = [*paths]
-    parts = {path.partition("/")[0] for path in wanted}
-    values = jax.jit(self._initializer(parts))(jax.random.key(seed))
+    selected = [*paths]
+    parts = {path.partition("/")[0] for path in selected}
     query, block = (f"/{tower}/" for tower in SEPARATE_TOWERS.values())
-    return {p: np.asarray(values[p.replace(block, query)]) for p in wanted}
+
+    # Compiles nothing for the other parameters.
+    @jax.jit
+    def initialize(key: jax.Array) -> dict[str, AnyArray]:
+      values = self._initializer(parts)(key)
+      return {path: values[path.replace(block, query)] for path in selected}
+
+    return jax.device_get(initialize(jax.random.key(seed)))
 
   def _initializer(
     self, parts: Iterable[str]
@@ -211,13 +217,13 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   if RETRIEVER not in parts:
     source = source._replace(block_vectors=None)
   table = []
-  for path, one in chosen.items():
-    table += below(one.table, ours=f"{path}/")
+  for path, encoder in chosen.items():
+    table += below(encoder.table, ours=f"{path}/")
     if path == READER:
-      table += below(one.head, ours=f"{path}/")
+      table += below(encoder.head, ours=f"{path}/")
   # Their remaining tensors are not imported.
-  for one in source.encoders:
-    table += below([*one.table, *one.head], ours="unused/")
+  for encoder in source.encoders:
+    table += below([*encoder.table, *encoder.head], ours="unused/")
   words = _vocabulary(config, source.vocabularies)
   retriever = _retriever(config, chosen, words)
   *_, last = chosen.values()
@@ -236,8 +242,8 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   )
   fresh = shapes.keys() - parameters.keys()
   parameters |= model.fresh_parameters(fresh, seed=config.seed)
-  said = ", ".join(f"{n}={getattr(retriever, n)}" for n in _OF_RETRIEVER)
-  lines.append(f"vectors: {said}; such flags change it")
+  settings = ", ".join(f"{n}={getattr(retriever, n)}" for n in _OF_RETRIEVER)
+  lines.append(f"vectors: {settings}; such flags change it")
   if retriever.normalize and retriever.score_scale == 1.0:
     lines.append(
       "score_scale: 1, which ranks blocks as the original model does; to "
@@ -274,39 +280,39 @@ def _below(scope: str, source: Source) -> Source:
 
 
 def _choose_encoders(
-  config: ImportConfig, own: Source, of_blocks: Source
+  config: ImportConfig, main: Source, of_blocks: Source
 ) -> dict[str, Encoder]:
   """Returns the encoders of the towers and then of the reader, by path."""
 
   def the_only(source: Source, role: str) -> Encoder:
-    found = [
+    matching = [
       one
       for one in source.encoders
       if role in one.roles and config.tensor_prefix in (None, one.prefix)
     ]
-    if len(found) != 1:
-      prefixes = ", ".join(repr(one.prefix) for one in found) or "none"
+    if len(matching) != 1:
+      prefixes = ", ".join(repr(one.prefix) for one in matching) or "none"
       raise WeightsError(
-        f"{len(found)} encoders could be the {role} tower or the reader: "
+        f"{len(matching)} encoders could be the {role} tower or the reader: "
         f"{prefixes}; choose one with --tensor_prefix, or name another input"
       )
-    return found[0]
+    return matching[0]
 
-  roles = {role for one in own.encoders for role in one.roles}
+  roles = {role for one in main.encoders for role in one.roles}
   offered = [part for part in PARTS if _ROLES[part] in roles]
   parts = config.parts or offered
   if not {*parts} <= {*offered}:
     raise WeightsError(
       f"--parts={','.join(parts)}: this input gives {', '.join(offered)}"
     )
-  if of_blocks is not own and RETRIEVER not in parts:
+  if of_blocks is not main and RETRIEVER not in parts:
     raise WeightsError(
       f"--block_input={config.block_input} is for a retriever, and the parts "
       f"to import are {', '.join(parts)}; leave it out"
     )
   chosen = {}
   if RETRIEVER in parts:
-    query, block = the_only(own, "query"), the_only(of_blocks, "block")
+    query, block = the_only(main, "query"), the_only(of_blocks, "block")
     chosen[f"{RETRIEVER}/{name_maps.SHARED_TOWER}"] = query
     if query is not block or config.separate_towers:
       # Settings that two towers must share.
@@ -320,25 +326,25 @@ def _choose_encoders(
         for role, one in (("query", query), ("block", block))
       }
   if READER in parts:
-    chosen[READER] = the_only(own, READER)
+    chosen[READER] = the_only(main, READER)
   first, *others = chosen.values()
-  for one in others:
-    _require_equal(first, one, first.bert, one.bert)
+  for encoder in others:
+    _require_equal(first, encoder, first.bert, encoder.bert)
   return chosen
 
 
 def _require_equal(
-  one: Encoder, other: Encoder, of_one: object, of_other: object
+  first: Encoder, second: Encoder, of_first: object, of_second: object
 ) -> None:
-  if of_one != of_other:
+  if of_first != of_second:
     raise WeightsError(
-      f"the encoders {one.prefix!r} and {other.prefix!r} differ where a model "
-      f"has one value for both:\n  {of_one}\n  {of_other}"
+      f"the encoders {first.prefix!r} and {second.prefix!r} differ where a "
+      f"model has one value for both:\n  {of_first}\n  {of_second}"
     )
 
 
 def _vocabulary(
-  config: ImportConfig, found: Sequence[BertVocabulary]
+  config: ImportConfig, vocabularies: Sequence[BertVocabulary]
 ) -> BertVocabulary:
   """Returns the vocabulary, which all inputs must share."""
   if config.vocab is not None:
@@ -347,19 +353,19 @@ def _vocabulary(
     return read_vocabulary(
       config.vocab, normalizer="tensorflow_text" if is_realm else "bert"
     )
-  if not found:
+  if not vocabularies:
     raise WeightsError(
       f"{config.input} has no vocabulary: pass --vocab; in Google's release it "
       "is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  if len({one.digest for one in found}) > 1:
+  if len({one.digest for one in vocabularies}) > 1:
     raise WeightsError(
       f"{config.input} and --block_input={config.block_input} have "
-      f"{len(found)} vocabularies that differ in their pieces or their "
+      f"{len(vocabularies)} vocabularies that differ in their pieces or their "
       "normalization; queries and blocks must share one, which --vocab gives"
     )
-  return found[0]
+  return vocabularies[0]
 
 
 def _retriever(

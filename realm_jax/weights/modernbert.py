@@ -6,15 +6,16 @@ which have names in tables. The word embeddings are in the order of the file's
 ids, in which padding is not the first (`text.byte_pairs`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.modernbert import ModernBertConfig
-from realm_jax.settings import PositiveFloat, parameter_types
+from realm_jax.settings import PositiveFloat
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.byte_pairs import BytePairVocabulary
 from realm_jax.text.vocabulary import BertVocabulary
@@ -25,8 +26,10 @@ from realm_jax.weights.hf_files import (
   ACTIVATIONS,
   CONFIG,
   SPECIAL_TOKENS,
+  Export,
   JsonFile,
   class_files,
+  read_sizes,
 )
 from realm_jax.weights.mapped_weights import Encoder, Source
 from realm_jax.weights.name_maps import READER, WORDS, Module, Table, Tensors
@@ -99,15 +102,8 @@ def open_encoder(
     file.get(key, (value,), value)
   theta = file.get("global_rope_theta", PositiveFloat)
   activation = file.get("hidden_activation", tuple(ACTIVATIONS), "gelu")
-  types = parameter_types(ModernBertConfig)
-  said = {
-    field: file.get(key, types[field])
-    for field, key in _KEYS.items()
-    if file.entries.get(key) is not None
-  }
-  bert = ModernBertConfig(
-    **{"local_theta": theta, **said}, activation=ACTIVATIONS[activation]
-  )
+  sizes = {"local_theta": theta, **read_sizes(file, ModernBertConfig, _KEYS)}
+  bert = ModernBertConfig(**sizes, activation=ACTIVATIONS[activation])
   words = read_vocabulary(folder)
   if not isinstance(words, BytePairVocabulary):
     raise WeightsError(
@@ -133,30 +129,22 @@ def open_encoder(
   return Source(tensors, "torch", [encoder], [words])
 
 
-class Written(NamedTuple):
-  """The exported form of an encoder.
-
-  Attributes:
-    table: Names of the modules.
-    files: Contents of JSON files by name.
-    theirs: Function that converts our tensors to the exported ones.
-  """
-
-  table: Table
-  files: dict[str, dict[str, JsonValue]]
-  theirs: Callable[[Tensors], dict[str, np.ndarray]]
-
-
-def written(
+def export_encoder(
   bert: BertConfig,
   words: BertVocabulary,
   *,
+  path: str,
   around: Table = (),
   masked_lm: bool = False,
-) -> Written:
-  """Returns the exported form of a BERT or ModernBERT.
+) -> Export:
+  """Plans the export of a BERT or ModernBERT.
 
-  Its masked-LM head is included with `masked_lm`.
+  Args:
+    bert: Configuration of the encoder.
+    words: Vocabulary of the encoder.
+    path: Path of the tower or reader that has the encoder.
+    around: Modules after the encoder, such as a projection.
+    masked_lm: Whether to include the masked-LM head.
   """
   name = "BertForMaskedLM" if masked_lm else "BertModel"
   if not isinstance(bert, ModernBertConfig):
@@ -164,19 +152,22 @@ def written(
     prefix = "bert." if masked_lm else ""
     table = name_maps.bert(prefix, bert.num_layers, around)
     table += name_maps.masked_lm_head() if masked_lm else []
-    return Written(table, class_files(bert, name, words.normalization), dict)
+    return Export(
+      name_maps.below(table, ours=f"{path}/"),
+      class_files(bert, name, words.normalization),
+    )
   assert isinstance(words, BytePairVocabulary)
   table = _table(_CLASS if masked_lm else "", bert, around)
   table += _HEAD if masked_lm else []
 
   def theirs(tensors: Tensors) -> dict[str, np.ndarray]:
-    made = {n: t for n, t in tensors.items() if not n.endswith(_NO_NORM)}
+    kept = {n: t for n, t in tensors.items() if not n.endswith(_NO_NORM)}
     order = words.from_theirs(np.arange(words.size))
-    made |= {n: made[n][order] for n in _BY_PIECE if n in made}
-    return _joined(made)
+    kept |= {n: kept[n][order] for n in _BY_PIECE if n in kept}
+    return _joined(kept)
 
   files = _class_files(bert, f"Modern{name}", words)
-  return Written(table, files, theirs)
+  return Export(name_maps.below(table, ours=f"{path}/"), files, convert=theirs)
 
 
 def _table(prefix: str, bert: BertConfig, around: Table) -> list[Module]:
@@ -202,34 +193,24 @@ _HEAD = [
 
 def _split(tensors: Tensors) -> dict[str, np.ndarray]:
   """Splits the fused matrices among some tensors."""
-  parts = dict(tensors)
-  for name in tensors:
-    for start, fused, own in _fused(name, lambda fused, _: fused):
-      pieces = np.split(parts.pop(f"{start}{fused}.weight"), len(own))
-      names = [f"{start}{one}.weight" for one in own]
-      parts |= dict(zip(names, pieces, strict=True))
-  return parts
+  split = dict(tensors)
+  for name, (fused, parts) in itertools.product(tensors, _FUSED.items()):
+    if name.endswith(f".{fused}.weight"):
+      names = [name.replace(fused, part) for part in parts]
+      matrices = np.split(split.pop(name), len(parts))
+      split |= dict(zip(names, matrices, strict=True))
+  return split
 
 
 def _joined(tensors: Tensors) -> dict[str, np.ndarray]:
   """Fuses the matrices again; the inverse of `_split`."""
   joined = dict(tensors)
-  for name in tensors:
-    for start, fused, own in _fused(name, lambda _, own: own[0]):
-      pieces = [joined.pop(f"{start}{one}.weight") for one in own]
-      joined[f"{start}{fused}.weight"] = np.concatenate(pieces)
+  for name, (fused, parts) in itertools.product(tensors, _FUSED.items()):
+    if name.endswith(f".{parts[0]}.weight"):
+      names = [name.replace(parts[0], part) for part in parts]
+      matrices = [joined.pop(part) for part in names]
+      joined[name.replace(parts[0], fused)] = np.concatenate(matrices)
   return joined
-
-
-def _fused(
-  name: str, end: Callable[[str, Sequence[str]], str]
-) -> list[tuple[str, str, Sequence[str]]]:
-  """Returns the prefix of a name, and the fused matrix that its `end` fits."""
-  return [
-    (name.removesuffix(f"{end(fused, own)}.weight"), fused, own)
-    for fused, own in _FUSED.items()
-    if name.endswith(f".{end(fused, own)}.weight")
-  ]
 
 
 def _class_files(

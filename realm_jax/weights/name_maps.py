@@ -7,7 +7,7 @@ of our name determines the parameters of a module.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -138,10 +138,10 @@ def t5(
 ) -> list[Module]:
   """Returns the modules of a T5."""
   table = [Module("word_embeddings", "shared")]
-  own = {"attention": "SelfAttention"}
-  both = own | {"cross_attention": "EncDecAttention"}
+  self_attention = {"attention": "SelfAttention"}
+  both = self_attention | {"cross_attention": "EncDecAttention"}
   for stack, count, attentions in (
-    ("encoder", num_layers, own),
+    ("encoder", num_layers, self_attention),
     ("decoder", num_decoder_layers, both),
   ):
     bias = "block/0/layer/0/SelfAttention/relative_attention_bias"
@@ -182,8 +182,10 @@ def mapped_tensors(
   for module in table:
     start = module.theirs.replace("encoder/layer_", "encoder/layer/")
     start = start.replace("/", ".")
-    found = (p for end, p in _PARAMETERS.items() if module.ours.endswith(end))
-    for ours, in_tensorflow, in_torch in next(found):
+    parameters = (
+      p for end, p in _PARAMETERS.items() if module.ours.endswith(end)
+    )
+    for ours, in_tensorflow, in_torch in next(parameters):
       names = [module.theirs + in_tensorflow]
       if system == "torch":
         names = [f"{start}.{name}" for name in in_torch]
@@ -231,53 +233,11 @@ def read(
     fitting = (why for p, why in allowed.items() if re.fullmatch(p, name))
     return next(fitting, "")
 
-  found: dict[str, list[tuple[str, MappedTensor]]] = {}
-  # Reasons for unused tensors, and for parameters without a tensor.
-  unused = {name: reason(name) for name in tensors}
-  fresh = dict.fromkeys(shapes, "not in the input")
-  used, misshapen = set(), {}
-  for entry in mapped_tensors(table, system):
-    shape = shapes.get(entry.path)
-    if shape is not None:
-      fresh[entry.path] = reason(entry.path)
-    for name in filter(tensors.__contains__, entry.names):
-      if shape is None:
-        unused[name] = (
-          unused[name] or "of no use to the parts that are imported"
-        )
-        continue
-      wanted = shape[::-1] if entry.is_transposed else shape
-      if tensors[name].shape == wanted:
-        used.add(name)
-        found.setdefault(entry.path, []).append((name, entry))
-      elif not reason(name):
-        used.add(name)
-        misshapen[entry.path] = (
-          f"{show(name, tensors[name].shape)}, where {entry.path} wants "
-          f"{list(wanted)}"
-          + (_OTHER_VOCABULARY if entry.path.endswith(WORDS) else "")
-        )
-  unused = {name: why for name, why in unused.items() if name not in used}
-  known = found.keys() | misshapen.keys()
-  fresh = {path: why for path, why in fresh.items() if path not in known}
-  problems = [
-    *(f"{show(n, tensors[n].shape)} has no place here" for n in _blank(unused)),
-    *(
-      f"{show(p, shapes[p])} has no tensor in the input" for p in _blank(fresh)
-    ),
-    *misshapen.values(),
-  ]
-  if problems:
-    more = len(problems) - _LINES_IN_AN_ERROR
-    raise WeightsError(
-      f"{len(problems)} tensors and parameters do not fit; is config.json from "
-      "the same model? --ignore=REGEX, for whole names or paths, leaves out "
-      "tensors, and starts parameters from random values:\n  "
-      + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
-      + (f"\n  and {more} more" if more > 0 else "")
-    )
-  parameters, lines = {}, [f"mapped ({len(found)} parameters):"]
-  for path, (first, *copies) in found.items():
+  mapped, unused, fresh = _match(
+    tensors, table, shapes, system=system, reason=reason
+  )
+  parameters, lines = {}, [f"mapped ({len(mapped)} parameters):"]
+  for path, (first, *copies) in mapped.items():
     lines.append(f"  {show(path, shapes[path])} <- {first[0]}")
     parameters[path] = _parameter(tensors, *first)
     for name, entry in copies:
@@ -297,8 +257,73 @@ def read(
   return parameters, lines
 
 
-def _blank(reasons: Mapping[str, str]) -> list[str]:
-  return [name for name, why in reasons.items() if not why]
+def _match(
+  tensors: Tensors,
+  table: Table,
+  shapes: Mapping[str, Shape],
+  *,
+  system: System,
+  reason: Callable[[str], str],
+) -> tuple[
+  dict[str, list[tuple[str, MappedTensor]]], dict[str, str], dict[str, str]
+]:
+  """Finds the tensors of each parameter, and checks that all are accounted for.
+
+  Returns:
+    By path, the names of a parameter's tensors with their entries; and reasons
+    for unused tensors, and for parameters without a tensor.
+  """
+  mapped: dict[str, list[tuple[str, MappedTensor]]] = {}
+  unused = {name: reason(name) for name in tensors}
+  fresh = dict.fromkeys(shapes, "not in the input")
+  used, misshapen = set(), {}
+  for entry in mapped_tensors(table, system):
+    shape = shapes.get(entry.path)
+    if shape is not None:
+      fresh[entry.path] = reason(entry.path)
+    for name in filter(tensors.__contains__, entry.names):
+      if shape is None:
+        unused[name] = (
+          unused[name] or "of no use to the parts that are imported"
+        )
+        continue
+      expected = shape[::-1] if entry.is_transposed else shape
+      if tensors[name].shape == expected:
+        used.add(name)
+        mapped.setdefault(entry.path, []).append((name, entry))
+      elif not reason(name):
+        used.add(name)
+        misshapen[entry.path] = (
+          f"{show(name, tensors[name].shape)}, where {entry.path} wants "
+          f"{list(expected)}"
+          + (_OTHER_VOCABULARY if entry.path.endswith(WORDS) else "")
+        )
+  unused = {name: why for name, why in unused.items() if name not in used}
+  known = mapped.keys() | misshapen.keys()
+  fresh = {path: why for path, why in fresh.items() if path not in known}
+  problems = [
+    *(
+      f"{show(name, tensors[name].shape)} has no place here"
+      for name, why in unused.items()
+      if not why
+    ),
+    *(
+      f"{show(path, shapes[path])} has no tensor in the input"
+      for path, why in fresh.items()
+      if not why
+    ),
+    *misshapen.values(),
+  ]
+  if problems:
+    more = len(problems) - _LINES_IN_AN_ERROR
+    raise WeightsError(
+      f"{len(problems)} tensors and parameters do not fit; is config.json from "
+      "the same model? --ignore=REGEX, for whole names or paths, leaves out "
+      "tensors, and starts parameters from random values:\n  "
+      + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
+      + (f"\n  and {more} more" if more > 0 else "")
+    )
+  return mapped, unused, fresh
 
 
 def write(

@@ -169,30 +169,31 @@ class ImportConfig:
         re.compile(pattern)
       except re.error as error:
         raise WeightsError(f"--ignore={pattern}: {error}") from error
-    names = ("block_records", "block_titles", "index")
-    given = [f"--{n}" for n in names if getattr(self, n) is not None]
-    alone = {T5: {"vocab"}, HF_RERANKER: {"ignore"}}
-    common = {"format", "input", "revision", "retriever"}
-    of_it = common | alone.get(self.format, set())
-    others = [
-      f"--{field.name}"
+    flags = {
+      field.name: f"--{field.name}"
       for field in dataclasses.fields(self)
-      if field.name not in of_it and getattr(self, field.name) != field.default
-    ]
-    if self.format in alone and others:
-      raise WeightsError(
-        f"{', '.join(others)} is not for {self.format}, which takes "
-        f"{', '.join(sorted(of_it - {'format'}))}; leave it out"
-      )
-    if self.format not in alone and self.retriever is not None:
+      if getattr(self, field.name) != field.default
+    }
+    alone = {T5: "vocab", HF_RERANKER: "ignore"}
+    if self.format in alone:
+      allowed = "input", "retriever", "revision", alone[self.format]
+      if others := flags.keys() - {*allowed, "format"}:
+        raise WeightsError(
+          f"{', '.join(flags[n] for n in flags if n in others)} is not for "
+          f"{self.format}, which takes {', '.join(sorted(allowed))}; leave it "
+          "out"
+        )
+    elif self.retriever is not None:
       raise WeightsError(
         f"--retriever is for a component by itself (--from={T5} or "
         f"{HF_RERANKER}); leave it out"
       )
-    if self.corpus_dir is None and given:
+    of_blocks = ("block_records", "block_titles", "index")
+    without_corpus = [flags[name] for name in of_blocks if name in flags]
+    if self.corpus_dir is None and without_corpus:
       raise WeightsError(
-        f"{', '.join(given)} without --corpus_dir, the corpus to make from the "
-        "released blocks; add it, or leave these out"
+        f"{', '.join(without_corpus)} without --corpus_dir, the corpus to make "
+        "from the released blocks; add it, or leave these out"
       )
 
 
@@ -205,17 +206,17 @@ def _fetched(name: str, revision: str | None) -> Path:
     folder = Path(fetch(name, revision=revision, allow_patterns=_HUB_FILES))
     lacking = {file.parent for file in folder.rglob("config.json")}
     for pattern in _HUB_WEIGHTS:
-      wanted = [str(one.relative_to(folder) / pattern) for one in lacking]
+      patterns = [str(one.relative_to(folder) / pattern) for one in lacking]
       # The same commit, even if a branch has moved on.
-      fetch(name, revision=folder.name, allow_patterns=sorted(wanted))
+      fetch(name, revision=folder.name, allow_patterns=sorted(patterns))
       lacking = {one for one in lacking if not [*one.glob(pattern)]}
   # Errors of the hub, of the network and of the disk.
   except (ImportError, OSError, ValueError) as error:
     at = f" at {revision}" if revision else ""
-    said = " ".join(str(error).split())
+    reason = " ".join(str(error).split())
     raise WeightsError(
       f"{name} does not exist, and Hugging Face's hub returns no model with "
-      f"this name{at} ({said}); check the name, the network, and whether the "
+      f"this name{at} ({reason}); check the name, the network, and whether the "
       "hub's client is installed (pip install 'realm_jax[hub]')"
     ) from error
   return folder

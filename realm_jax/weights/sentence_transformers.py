@@ -81,7 +81,7 @@ def _chain(
 
 def _described(kind: str, module: Mapping[str, Any]) -> str:
   """Returns a module's kind, with the settings that must match a tower's."""
-  said = [str(module.get("activation_function", ""))] * (kind == "Dense")
+  settings = [str(module.get("activation_function", ""))] * (kind == "Dense")
   if kind == "Pooling":
     modes = [
       re.sub("pooling_mode_|_tokens?$", "", key)
@@ -89,8 +89,8 @@ def _described(kind: str, module: Mapping[str, Any]) -> str:
       if key.startswith("pooling_mode_") and value
     ]
     # Later versions write a single name instead.
-    said = [*dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])]
-  return " ".join([kind, *said]).rstrip()
+    settings = [*dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])]
+  return " ".join([kind, *settings]).rstrip()
 
 
 def _around(
@@ -131,17 +131,19 @@ def read_model(directory: Path) -> SentenceModel:
   kinds = [str(m.get("type")).rpartition(".")[2] for m in modules]
   folders = [str(m.get("path", "")) for m in modules]
   files = [JsonFile(directory / f / CONFIG, optional=True) for f in folders]
-  found = ", ".join(map(_described, kinds, [file.entries for file in files]))
+  description = ", ".join(
+    map(_described, kinds, [file.entries for file in files])
+  )
   for pooling, has_projection, normalize in itertools.product(
     POOLINGS, (False, True), (False, True)
   ):
     chain = _chain(pooling, has_projection=has_projection, normalize=normalize)
-    if found == ", ".join(said for said, _ in chain):
+    if description == ", ".join(said for said, _ in chain):
       break
   else:
     raise WeightsError(
-      f"{path} chains {found}; a tower here is a Transformer, Pooling by cls "
-      "or mean, and then perhaps a Dense with tanh (after cls), a Dense "
+      f"{path} chains {description}; a tower here is a Transformer, Pooling by "
+      "cls or mean, and then perhaps a Dense with tanh (after cls), a Dense "
       "without activation and a LayerNorm, and Normalize"
     )
   for file, kind in zip(files, kinds, strict=True):
@@ -220,17 +222,19 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     },
   }
   around = _around(chain, folders, factor)
-  how = modernbert.written(bert, model.vocabulary, around=around)
   ours = name_maps.CHOSEN_TOWERS[tower] if tower else name_maps.SHARED_TOWER
+  encoder = modernbert.export_encoder(
+    bert, model.vocabulary, path=f"{RETRIEVER}/{ours}", around=around
+  )
   prompts = _prompts(model)
   has_types = not isinstance(bert, ModernBertConfig)
   # If types are among these names, the second text of a pair has type 1.
   types = ["token_type_ids"] if retriever.token_types and has_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
-    **how.files,
+    **encoder.files,
     TOKENIZER_CONFIG: {
-      **how.files[TOKENIZER_CONFIG],
+      **encoder.files[TOKENIZER_CONFIG],
       "model_input_names": names,
     },
     _MODULES: [
@@ -263,18 +267,15 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
       if said in contents
     },
   }
-  return Export(
-    RETRIEVER,
-    name_maps.below(how.table, ours=f"{RETRIEVER}/{ours}/"),
-    files,
-    folders[1:],
-    [
+  return encoder._replace(
+    files=files,
+    folders=folders[1:],
+    notes=[
       f"how texts are given to the model: {_README}",
       f"score_scale={retriever.score_scale:g}, which sentence-transformers "
       f"does not read, is in {_SETTINGS}; the projection is written times "
       f"{factor:g}, as its LayerNorm has the epsilon {_NORM_EPS:g}",
     ],
-    how.theirs,
   )
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import safetensors.numpy
+from etils import epath
 
 from realm_jax.models import lora
 from realm_jax.models.parameters import Params
@@ -30,7 +30,7 @@ from realm_jax.weights import WeightsError, name_maps, t5x
 from realm_jax.weights.hf_files import CONFIG, JsonFile
 from realm_jax.weights.mapped_weights import flattened, nested
 from realm_jax.weights.name_maps import Module, Tensors
-from realm_jax.weights.tensor_files import WEIGHTS, open_tensors
+from realm_jax.weights.tensor_files import open_tensors, write_tensors
 
 _READER = "reader."
 _BLOCK = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*")
@@ -95,14 +95,10 @@ def read_t5(directory: Path) -> T5Weights:
   return T5Weights(config, nested(parameters), lines)
 
 
-def export_t5(config: T5Config, params: Params, directory: Path) -> None:
+def export_t5(
+  config: T5Config, params: Params, directory: epath.PathLike
+) -> None:
   """Writes config.json and model.safetensors in Hugging Face's form."""
-  arrays = {path: np.asarray(x) for path, x in flattened(params).items()}
-  flat = lora.merged(arrays, config.lora)
-  tensors = dict(name_maps.write(flat, table_of(config)).values())
-  safetensors.numpy.save_file(
-    tensors, directory / WEIGHTS, metadata={"format": "pt"}
-  )
   names = {form: name for name, form in _FEED_FORWARD.items()}
   try:
     form = names[config.activation, config.gated]
@@ -111,8 +107,12 @@ def export_t5(config: T5Config, params: Params, directory: Path) -> None:
       f"Hugging Face's T5 has no feed-forward layers with "
       f"activation={config.activation!r} and gated={config.gated}"
     ) from error
+  arrays = {path: np.asarray(x) for path, x in flattened(params).items()}
+  merged = lora.merged(arrays, config.lora)
+  tensors = dict(name_maps.write(merged, table_of(config)).values())
+  write_tensors(directory, tensors)
   write_json(
-    directory / CONFIG,
+    epath.Path(directory) / CONFIG,
     {
       "architectures": ["T5ForConditionalGeneration"],
       "model_type": "t5",
@@ -192,9 +192,9 @@ def _config(directory: Path, tensors: Tensors, file: JsonFile) -> T5Config:
       gated=gated,
     )
   except (KeyError, ValueError) as error:
-    held = ", ".join([*tensors][:3])
+    names = ", ".join([*tensors][:3])
     raise WeightsError(
-      f"{directory} has not the tensors of a T5 ({error}), but {held}, …; is "
+      f"{directory} has not the tensors of a T5 ({error}), but {names}, …; is "
       "it an encoder and decoder of T5, with its config.json?"
     ) from error
   head = tensors.get("lm_head.weight", words)

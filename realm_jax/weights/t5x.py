@@ -103,9 +103,9 @@ def _named(path: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
   module = _MODULES.get(module, module).format(last=last)
   part, _, kind = name.rpartition("/")
   part = _ATTENTION.get(part, part)
-  for i, own in layers.items():
+  for i, tensor in layers.items():
     start = f"{stack}.block.{i}.layer.{module}"
     if kind == "scale":
-      yield f"{start}.weight", own
+      yield f"{start}.weight", tensor
     else:
-      yield f"{start}.{part}.weight", own.T
+      yield f"{start}.{part}.weight", tensor.T

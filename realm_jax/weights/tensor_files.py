@@ -1,7 +1,7 @@
 """Tensors in a directory of Hugging Face, in one file or in shards.
 
-They are memory-mapped, so an import only needs memory for the parameters of the
-new model, not for the files.
+Reading maps them into memory, so an import only needs memory for the parameters
+of the new model, not for the files.
 """
 
 import json
@@ -11,10 +11,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors
+import safetensors.numpy
+from etils import epath
 
+from realm_jax.storage.atomic import atomic_file
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hf_files import JsonFile
+from realm_jax.weights.name_maps import Tensors
 from realm_jax.weights.unpickling import map_torch_file
 
 WEIGHTS = "model.safetensors"
@@ -47,11 +50,24 @@ def open_tensors(
   if optional:
     return {}
   names = ", ".join(sorted(p.name for p in directory.iterdir())) or "no files"
-  wanted = " or ".join(_READERS)
+  choices = " or ".join(_READERS)
   raise WeightsError(
-    f"{directory} holds no {wanted}, whole or in shards; it has {names}. Copy "
+    f"{directory} holds no {choices}, whole or in shards; it has {names}. Copy "
     "the files of weights, or save the model there with transformers"
   )
+
+
+def write_tensors(directory: epath.PathLike, tensors: Tensors) -> None:
+  """Writes tensors to the file of weights in a directory.
+
+  Raises:
+    OSError: The disk is full (`safetensors.numpy.save_file` would raise another
+      error), or the file cannot be written.
+  """
+  # transformers reads no file that does not name its framework.
+  content = safetensors.numpy.save(dict(tensors), metadata={"format": "pt"})
+  with atomic_file(epath.Path(directory) / WEIGHTS) as path:
+    path.write_bytes(content)
 
 
 def _open_shards(
@@ -67,8 +83,10 @@ def _open_shards(
         f"{index} names the shard {name!r}, which is not beside it; copy all "
         "files of the model"
       )
-    own = mapped(shard).items()
-    tensors |= {key: t for key, t in own if shard_of.get(key, name) == name}
+    of_shard = mapped(shard).items()
+    tensors |= {
+      key: t for key, t in of_shard if shard_of.get(key, name) == name
+    }
   if lacking := sorted(shard_of.keys() - tensors.keys()):
     raise WeightsError(
       f"{index} promises {len(lacking)} tensors that their shards do not hold, "

@@ -50,7 +50,7 @@ class _Options(dict[str, Any]):
 
 _NAMES: Mapping[str, Any] = {
   "argparse.Namespace": _Options,
-  "torch.device": lambda *given: given,
+  "torch.device": lambda *arguments: arguments,
   "numpy.core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy._core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy.ndarray": None,
@@ -61,7 +61,7 @@ _NAMES: Mapping[str, Any] = {
   "builtins.bytes": lambda: b"",
   "collections.OrderedDict": collections.OrderedDict,
   # Storage, offset, size and stride, in elements.
-  "torch._utils._rebuild_tensor_v2": lambda *given: given[:4],
+  "torch._utils._rebuild_tensor_v2": lambda *arguments: arguments[:4],
   "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
   **{f"torch.{kind}": kind for kind in _STORAGES},
 }

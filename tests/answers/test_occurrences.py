@@ -60,6 +60,15 @@ def test_all_answers_in_all_blocks_are_each_in_each(texts, strings):
   assert [*zip(*map(np.ndarray.tolist, pairs), strict=True)] == expected
 
 
+def test_a_pattern_is_looked_for_in_blocks_that_are_listed_twice():
+  """As a second search may find what the first has found."""
+  rows = np.tile(np.arange(0, 9999, 101), 2)
+  corpus = _Texts({row: "ab"[row % 2] for row in rows.tolist()})
+  question = QuestionAnswers("regex", ["b"], [])
+  contained = AnswersInBlocks(corpus).contained(question, rows)
+  np.testing.assert_array_equal(contained, rows % 2 == 1)
+
+
 def contents(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 

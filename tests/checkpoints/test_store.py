@@ -80,6 +80,15 @@ def test_what_a_kill_left_half_written_does_not_exist(store, reader):
     assert successor.steps() == [2, 7]
 
 
+def test_a_checkpoint_that_is_removed_meanwhile_cannot_be_read(
+  store, monkeypatch
+):
+  monkeypatch.setattr(store, "steps", lambda: [7])
+  for read in (store.components, store.loop_item):
+    with pytest.raises(CheckpointError, match="being removed"):
+      read(7)
+
+
 def test_a_file_that_is_cut_is_an_error_or_is_not_needed(
   store, reader, tmp_path
 ):
@@ -94,6 +103,7 @@ def test_a_file_that_is_cut_is_an_error_or_is_not_needed(
       if remains is not None:
         path.write_bytes(remains)
       try:
+        reader.stored(2, "retriever")
         found = reader.restore(2, items=("retriever",))["retriever"]["kernel"]
       except CheckpointError:
         refused += 1

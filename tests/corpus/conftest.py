@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import block_id
@@ -44,10 +45,10 @@ ROWS = [article(f"d{i}", seed=i, sentences=1 + i % 5) for i in range(12)]
 
 def contents(corpus: Corpus) -> dict[int, tuple]:
   """All that is known of each block, by its id."""
-  found = {}
+  blocks = {}
   for row, name in enumerate(corpus.block_ids.tolist()):
     block = corpus.block(row)
-    found[name] = (
+    blocks[name] = (
       *(block.id, block.title, block.url, block.text),
       *(block.token_ids.tolist(), block.title_length),
       *(block.byte_ranges.tolist(), block.sentences.tolist()),
@@ -56,7 +57,13 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
       int(corpus.content_hashes[row]),
       int(corpus.lengths[row]),
     )
-  return found
+  return blocks
+
+
+def files(directory: epath.PathLike) -> dict[str, bytes]:
+  """The contents of all files of a folder."""
+  paths = (path for path in Path(directory).rglob("*") if path.is_file())
+  return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 def require_consistent(corpus: Corpus) -> None:

@@ -95,8 +95,8 @@ def test_blocks_and_the_fingerprint_are_of_the_contents(build, monkeypatch):
   longer = build(rows, folder="longer", block_length=13)
   rows = [article("d0", seed=99), *rows[1:]]
   changed = build(rows, folder="changed", block_length=12)
-  found = {c.fingerprint for c in (first, turned, longer, changed)}
-  assert len(found) == 4
+  fingerprints = {c.fingerprint for c in (first, turned, longer, changed)}
+  assert len(fingerprints) == 4
 
 
 def test_documents_are_split_and_tagged_in_their_language(build, update):

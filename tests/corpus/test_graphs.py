@@ -3,36 +3,27 @@
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.graphs import edge_kinds, expanded
 from realm_jax.corpus.store import Corpus
-from tests import tiny_world
-from tests.json_lines import write_lines
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
+@pytest.fixture
+def corpus(build) -> Corpus:
   """Ada → Rome → Bob, of a country; Rome has two blocks."""
-  folder = tmp_path_factory.mktemp("graphs")
-  (folder / "vocab.txt").write_text("\n".join(tiny_world.pieces()))
-  rome = "She was born in Rome. " * 8
-  documents = [
-    {"title": "Ada", "text": "Born in Rome.", "links": ["Rome"]},
-    {
-      "title": "Rome",
-      "text": rome,
-      "links": [{"title": "Bob", "relation": "mayor"}, {"title": "Nobody"}],
-    },
-    {"title": "Bob", "text": "Nobody."},
-    {"title": "Eve", "text": "Nobody."},
-  ]
-  build_corpus(
-    [str(write_lines(folder / "text.jsonl", documents))],
-    folder / "corpus",
-    vocab=str(folder / "vocab.txt"),
-    block_length=tiny_world.BLOCK_LENGTH,
+  mayor = {"title": "Bob", "relation": "mayor"}
+  return build(
+    [
+      {"title": "Ada", "text": "Built in Rome.", "links": ["Rome"]},
+      {
+        "title": "Rome",
+        "text": "Ada was in the cafe. " * 4,
+        "links": [mayor, {"title": "Nobody"}],
+      },
+      {"title": "Bob", "text": "Stone."},
+      {"title": "Eve", "text": "Stone."},
+    ],
+    block_length=20,
   )
-  return Corpus.open(folder / "corpus")
 
 
 def test_neighbours_follow_the_seeds_in_turn(corpus):

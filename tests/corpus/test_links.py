@@ -33,12 +33,12 @@ def followed(corpus: Corpus) -> list[list[str]]:
   """The ids of the blocks that each links to, with relations after a slash."""
   edges = corpus.edges(np.arange(corpus.num_blocks))
   names = [corpus.relations[number] for number in edges.relations]
-  found = [
+  links = [
     "/".join(filter(None, (corpus.block(target).id, name)))
     for target, name in zip(edges.targets.tolist(), names, strict=True)
   ]
   bounds = itertools.pairwise(edges.offsets.tolist())
-  return [found[start:limit] for start, limit in bounds]
+  return [links[start:limit] for start, limit in bounds]
 
 
 def linked_texts(corpus: Corpus, number: int) -> list[str]:
@@ -108,15 +108,24 @@ def test_links_that_are_none_are_refused(links, message):
   assert RowReader(reads_links=False).read(line).links == []
 
 
+def test_a_link_to_a_title_without_words_leads_nowhere(build, tmp_path):
+  table = tmp_path / "links.tsv"
+  table.write_text("Velt\t_\n")
+  linked = row("Velt", "Ada.", ["&nbsp;", {"title": "_"}, "Ada"])
+  rows = [linked, {"title": "", "text": "Ada."}, row("Ada", "Velt.")]
+  corpus = build(rows, link_table=str(table))
+  assert followed(corpus) == [["Ada:0"], [], []]
+
+
 def test_a_corpus_without_links_is_what_it_was(build):
   corpus = build(ROWS, block_length=16)
-  found = manifest.read(corpus.source)
-  (shard,) = found["shards"]
+  record = manifest.read(corpus.source)
+  (shard,) = record["shards"]
   assert shard["files"].keys() == {f"{name}.npy" for name in ARRAYS}
   identity = {
     "format_version": 4,
     "block_length": 16,
-    "vocabulary": found["vocabulary"]["sha256"],
+    "vocabulary": record["vocabulary"]["sha256"],
     "files": [{**shard["files"], "span_kinds": shard["span_kinds"]}],
   }
   text = json.dumps(identity, sort_keys=True).encode()
@@ -195,11 +204,13 @@ def test_edges_are_those_of_a_loop(build, update, seed):
   rows = rng.permutation(np.append(np.arange(-1, len(blocks)), [2, 2]))
   edges, siblings = corpus.edges(rows), corpus.siblings(rows)
   for i, number in enumerate(rows.tolist()):
-    own = slice(*edges.offsets[i : i + 2].tolist())
-    found = [*zip(edges.targets[own], edges.relations[own], strict=True)]
+    places = slice(*edges.offsets[i : i + 2].tolist())
+    links_of_block = [
+      *zip(edges.targets[places], edges.relations[places], strict=True)
+    ]
     near = siblings.targets[slice(*siblings.offsets[i : i + 2].tolist())]
     if number == NULL_ROW:
-      assert (found, near.tolist()) == ([], [])
+      assert (links_of_block, near.tolist()) == ([], [])
       continue
     block = blocks[number]
     links = documents[block.document_id]["links"]
@@ -209,7 +220,7 @@ def test_edges_are_those_of_a_loop(build, update, seed):
       for link in (() if block.ordinal else links)
       if link["title"] in first_rows and link["title"] != block.title
     )
-    assert found == [*expected]
+    assert links_of_block == [*expected]
     same = [b.row for b in blocks if b.document_id == block.document_id]
     assert near.tolist() == [one for one in same if one != number]
 
@@ -229,8 +240,8 @@ def test_mentions_are_titles_in_the_text(build, update):
   assert linked_texts(corpus, 0) == ["Ada", "river Velt", "Velt", "ada stone"]
   assert corpus.summary["links_to_unknown"] == 0
   update([row("Late", "Was the cafe in Velt by Late or Own?")])
-  found = followed(corpus.newest())
-  assert (found[0], found[-1]) == (expected, ["Velt:0", "Own:0"])
+  links = followed(corpus.newest())
+  assert (links[0], links[-1]) == (expected, ["Velt:0", "Own:0"])
 
 
 def test_a_title_that_many_texts_mention_is_no_link(build):
@@ -259,8 +270,8 @@ def test_a_table_adds_links_by_title(build, update, tmp_path):
   ]
   assert corpus.summary["unknown_titles"] == ["Late"]
   update([row("Late", "Velt.")], link_table=str(table))
-  found = followed(corpus.newest())
-  assert (found[0], found[-1]) == (["Late:0"], ["Stone:0"])
+  links = followed(corpus.newest())
+  assert (links[0], links[-1]) == (["Late:0"], ["Stone:0"])
   table = tmp_path / "links.tsv"
   table.write_text("Velt\tStone\nVelt Stone\n")
   beam = {"runner": "DirectRunner", "link_table": "x"}
@@ -319,3 +330,5 @@ def test_anchors_of_hotpotqas_wikipedia_are_links():
   document = RowReader().read(json.dumps(line).encode())
   assert document.text == "Velt & the café was."
   assert document.links == [("Café Stone", "", 11, 15)]
+  with pytest.raises(InputError, match="others than sentences"):
+    RowReader().read(b'{"text": "", "text_with_links": null}')

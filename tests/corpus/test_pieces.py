@@ -23,7 +23,7 @@ from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.atomic import TargetError
 from realm_jax.storage.line_files import lines_of
 from realm_jax.storage.local_disk import DiskFullError
-from tests.corpus.conftest import article, require_consistent
+from tests.corpus.conftest import article, files, require_consistent
 from tests.full_disk import full_disk
 from tests.json_lines import write_lines
 
@@ -128,10 +128,6 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(
   """Beam builds where other machines see it."""
   pytest.importorskip("apache_beam", reason="Beam is an extra")
 
-  def files(directory):
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory): path.read_bytes() for path in found}
-
   # Workers are given the phrases that recur in the whole corpus. The emulator
   # of a store drops a carriage return that ends a file, hence the name.
   settings = {
@@ -143,9 +139,9 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(
   here = build_with("here", **settings)
   assert files(build_with("two", workers=2, **settings)) == files(here)
   target = epath.Path(object_store.path(f"beam/{tmp_path.name}"))
-  found = Corpus.open(build_with(target, runner="DirectRunner", **settings))
-  assert found.fingerprint == Corpus.open(here).fingerprint
-  require_consistent(found)
+  built = Corpus.open(build_with(target, runner="DirectRunner", **settings))
+  assert built.fingerprint == Corpus.open(here).fingerprint
+  require_consistent(built)
   assert {p.name for p in target.iterdir()} == {p.name for p in here.iterdir()}
 
 

@@ -107,8 +107,8 @@ def test_patterns(tmp_path):
     (tmp_path / name).write_text(f'{{"title": "{name}", "text": "x"}}\n')
 
   def titles(*patterns):
-    found = read(*(tmp_path / pattern for pattern in patterns))
-    return [document.title for document in found]
+    documents = read(*(tmp_path / pattern for pattern in patterns))
+    return [document.title for document in documents]
 
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]
   assert titles("*.jsonl", "a.*") == ["a.jsonl", "b.jsonl"]
@@ -210,35 +210,22 @@ def _in_memory(folder, rows):
   return rows
 
 
-FORMATS = [
-  *(
-    _in_memory,
-    _json_of_contents,
-    _dpr,
-    _parquet,
-    _dataset,
-    _markdown,
-    _without_ending,
-  )
-]
-
-
-@pytest.mark.parametrize("write", FORMATS)
-def test_each_format_gives_the_corpus_of_its_json_lines(
-  tmp_path, vocab_file, write
-):
-  def fingerprint(source, target, **arguments):
-    arguments |= {"vocab": vocab_file, "name": "corpus", "shard_bytes": 1}
+def test_each_format_gives_the_corpus_of_its_json_lines(tmp_path, vocab_file):
+  def fingerprint(source, target):
     inputs = source if isinstance(source, list) else [str(source)]
-    build_corpus(inputs, tmp_path / target, **arguments)
-    return Corpus.open(tmp_path / target).fingerprint
+    build_corpus(inputs, target, vocab=vocab_file, name="corpus", shard_bytes=1)
+    return Corpus.open(target).fingerprint
 
-  (folder := tmp_path / "input").mkdir()
-  source = write(folder, _ROWS)
-  expected = fingerprint(write_lines(tmp_path / "a.jsonl", _ROWS), "lines")
-  # Processes take seconds to start, and none of them reads the input.
-  workers = 2 if write is _parquet else 1
-  assert fingerprint(source, "corpus", workers=workers) == expected
+  lines = write_lines(tmp_path / "a.jsonl", _ROWS)
+  expected = fingerprint(lines, tmp_path / "lines")
+  for write in (
+    *(_in_memory, _json_of_contents, _dpr, _parquet, _dataset, _markdown),
+    _without_ending,
+  ):
+    (folder := tmp_path / write.__name__).mkdir()
+    source = write(folder, _ROWS)
+    target = tmp_path / f"corpus{write.__name__}"
+    assert fingerprint(source, target) == expected, write
 
 
 def test_folders_on_an_object_store(object_store, tmp_path):
@@ -247,10 +234,10 @@ def test_folders_on_an_object_store(object_store, tmp_path):
     write(folder, _ROWS)
     target = object_store.path(f"{tmp_path.name}/{write.__name__}")
     upload_directory(folder, target)
-    found = read(target)
-    assert [document.id for document in found] == ["a/velt.md", "b.md"]
+    documents = read(target)
+    assert [document.id for document in documents] == ["a/velt.md", "b.md"]
     # An update takes the same files.
-    assert read(target, of_update=True) == found
+    assert read(target, of_update=True) == documents
 
 
 def test_ms_marco(tmp_path):
@@ -306,25 +293,25 @@ def test_texts_of_pages_and_titles_of_files(tmp_path):
     ("d.txt", "\ufeff# Ada"),
   ):
     (tmp_path / name).write_text(text, encoding="utf-8")
-  found = read(tmp_path)
-  assert read(tmp_path / "*.*") == found
-  assert [(one.id, one.title) for one in found] == [
+  documents = read(tmp_path)
+  assert read(tmp_path / "*.*") == documents
+  assert [(one.id, one.title) for one in documents] == [
     ("a.html", "Café & Velt"),
     ("b.MD", "The *river*"),
     ("c.markdown", "River"),
     ("d.txt", "d"),
   ]
   paragraphs = "Velt\n\nIt was built by Ada. AT&T &lt; 3\n\nIn\n\n1987 by"
-  assert found[0].text == paragraphs
-  assert found[3].text == "# Ada"
+  assert documents[0].text == paragraphs
+  assert documents[3].text == "# Ada"
 
 
 def test_dates_and_other_columns_of_parquet_are_kept(tmp_path):
   date = datetime.date(1987, 2, 1)
   row = {"text": "Ada.", "date": date, "tags": ["a"], "vector": [0.5]}
   pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-  (found,) = read(tmp_path / "a.parquet", fields=["date", "tags"])
-  assert found.fields == '{"date": "1987-02-01", "tags": ["a"]}'
+  (document,) = read(tmp_path / "a.parquet", fields=["date", "tags"])
+  assert document.fields == '{"date": "1987-02-01", "tags": ["a"]}'
 
 
 @pytest.mark.parametrize(
@@ -351,9 +338,9 @@ def test_files_that_give_nothing_are_explained(
     pq.write_table(pa.table(content), path)
   else:
     path.write_bytes(content)
-  given = path if path.parent == tmp_path else path.parent
+  source = path if path.parent == tmp_path else path.parent
   with pytest.raises(InputError, match=message):
-    build_corpus([str(given)], tmp_path / "corpus", vocab=vocab_file)
+    build_corpus([str(source)], tmp_path / "corpus", vocab=vocab_file)
 
 
 @pytest.mark.parametrize(

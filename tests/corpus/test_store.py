@@ -119,6 +119,7 @@ def test_a_damaged_manifest(copied_corpus):
     (newer, r"version 99, .* again"),
     (text.replace('"token_ids.npy"', '"../x.npy"'), "no path below its folder"),
     (text.replace('"shard-00000"', '"../x"'), "no path below its folder"),
+    (json.dumps(json.loads(text) | {"views": []}), "is damaged"),
   ):
     path.write_text(written)
     with pytest.raises(CorpusError, match=message):

@@ -33,8 +33,8 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   changed["new"] = {"id": "new", "title": "", "text": "Ada was in 12 of Velt."}
   del changed["d0"], changed["d7"], changed["d8"]
   gone = [{"id": name, "remove": True} for name in ("d0", "d7", "d8")]
-  given = [changed[name] for name in ("d3", "d4", "d5", "d6", "new")]
-  summary = update(given + gone)
+  rows = [changed[name] for name in ("d3", "d4", "d5", "d6", "new")]
+  summary = update(rows + gone)
   assert (summary.added, summary.replaced) == (1, 3)
   assert (summary.removed, summary.unchanged) == (3, 1)
   updated = Corpus.open(corpus.source)
@@ -47,10 +47,10 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   require_consistent(updated)
   rebuilt = build(changed.values(), folder="rebuilt", block_length=16)
   assert contents(updated) == contents(rebuilt)
-  found = manifest.read(updated.source)
+  record = manifest.read(updated.source)
   expected = manifest.read(rebuilt.source)
   for total in ("num_blocks", "num_documents", "num_tokens", "vocabulary"):
-    assert found[total] == expected[total]
+    assert record[total] == expected[total]
 
 
 def test_what_did_not_change_makes_no_version(corpus, update):
@@ -88,6 +88,7 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
   ]
   corpus = build(rows, block_length=10, remove_duplicates=True, shard_bytes=1)
   assert [corpus.block(row).id for row in range(2)] == ["a:0", "b:1"]
+  assert [corpus.document_rows(n).tolist() for n in "abc"] == [[0], [1], []]
   skipped = corpus.summary["skipped"]
   assert skipped == {"blocks that equal an earlier one": 2}
   # One that lost its first block is still known, and still the same.
@@ -162,22 +163,25 @@ def test_all_versions_stay_until_their_manifest_is_removed(corpus, update):
     (corpus.source / manifest.manifest_path(version)).unlink()
   with pytest.raises(CorpusError, match=r"has versions \[4, 5\]"):
     Corpus.open(corpus.source, version=3)
-  # The next update removes what no version names.
+  # The next update removes what no version names, and nothing else.
+  copy = corpus.source / "mine" / "shard-00000"
+  shutil.copytree(corpus.source / copy.name, copy)
   update([])
+  assert len([*copy.iterdir()]) > 9
   require_all_named(corpus.source)
 
 
 def require_all_named(directory: Path) -> None:
   """Every array, list of removed blocks and model of a view is of a version."""
   folders = ("shard-*/*", "removed/*", "views/*")
-  found = [path for folder in folders for path in directory.glob(folder)]
+  paths = [path for folder in folders for path in directory.glob(folder)]
   versions = [*manifest.earlier_versions(directory), None]
   named = {
     file.path
     for version in versions
     for file in files_of(manifest.read(directory, version=version))
   }
-  assert {str(path.relative_to(directory)) for path in found} == named
+  assert {str(path.relative_to(directory)) for path in paths} == named
 
 
 def test_a_full_disk_says_what_helps_an_update(corpus, update):

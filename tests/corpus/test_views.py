@@ -1,10 +1,8 @@
 """Views of a corpus: they are the texts, and they stay with them."""
 
-import json
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.corpus.update import add_views, update_corpus
 from realm_jax.errors import RealmError
 from realm_jax.text.sentencepieces import read_sentencepieces
-from tests.corpus.conftest import ROWS, article, require_consistent
+from tests.corpus.conftest import ROWS, article, files, require_consistent
 from tests.corpus.test_update import change_and_die, require_all_named
 from tests.json_lines import write_lines
 from tests.text.test_sentencepieces import MODEL
@@ -33,49 +31,33 @@ def require_views(corpus: Corpus, *names: str) -> None:
     encode = view.vocabulary.encode
     texts = [(encode(b.title), encode(b.text)) for b in blocks]
     for length in (1, 2, 5, 9, 200):
-      found = view.gather(rows, length)
-      assert found.token_ids.dtype == np.int32
+      blocks_of_view = view.gather(rows, length)
+      assert blocks_of_view.token_ids.dtype == np.int32
       cut = [t[: length // 2] for t, _ in texts]
       ids = [(t + b)[:length] for t, (_, b) in zip(cut, texts, strict=True)]
-      assert found.token_ids.tolist() == [
+      assert blocks_of_view.token_ids.tolist() == [
         [i + [0] * (length - len(i)) for i in [*ids, []]]
       ]
-      assert found.title_lengths.tolist() == [[*map(len, cut), 0]]
-      assert found.lengths.tolist() == [[*map(len, ids), 0]]
-
-
-def files(directory: Path) -> dict[str, object]:
-  """The contents of all files; manifests are read."""
-  found = [path for path in Path(directory).rglob("*") if path.is_file()]
-  return {
-    str(path.relative_to(directory)): json.loads(path.read_text())
-    if path.suffix == ".json"
-    else path.read_bytes()
-    for path in found
-  }
+      assert blocks_of_view.title_lengths.tolist() == [[*map(len, cut), 0]]
+      assert blocks_of_view.lengths.tolist() == [[*map(len, ids), 0]]
 
 
 @pytest.mark.slow
-def test_built_or_added_with_any_workers_a_view_is_the_same(
-  build, built, tmp_path
-):
-  given = {"block_length": 16, "shard_bytes": 450}
+def test_built_or_added_with_any_workers_a_view_is_the_same(build):
+  settings = {"block_length": 16, "shard_bytes": 450}
   views = [T5, "own:train:90"]
-  corpus = build(ROWS, view=views, **given)
+  corpus = build(ROWS, view=views, **settings)
   require_views(corpus, "t5", "own")
   model = corpus.source / "views" / "t5.model"
   assert model.read_bytes() == MODEL.read_bytes()
   shard = corpus.shards[0]
   assert shard.array("t5.token_ids").dtype == np.uint16
-  here = files(corpus.source)
-  two = build(ROWS, folder="two", view=views, workers=2, **given)
-  assert files(two.source) == here
-  plain = build(ROWS, folder="plain", **given)
+  plain = build(ROWS, folder="plain", **settings)
   opened = Corpus.open(plain.source)
   for name, workers in (("t5", 2), ("own", 1)):
     model = f"{name}:{corpus.source}/views/{name}.model"
     add_views(plain.source, [model], workers=workers)
-  assert files(plain.source) == here
+  assert files(plain.source) == files(corpus.source)
   # Runs and index snapshots name a version and its fingerprint.
   assert plain.fingerprint == corpus.fingerprint
   assert opened.newest() is opened
@@ -91,8 +73,8 @@ def test_an_update_keeps_the_views(corpus, update):
   update([article("d3", seed=103), {"id": "d1", "remove": True}])
   after = Corpus.open(corpus.source)
   assert after.version == 2
-  for found in (before, after):
-    require_views(found, "t5")
+  for version in (before, after):
+    require_views(version, "t5")
   add_views(corpus.source, ["small:train:60"])
   require_views(Corpus.open(corpus.source), "t5", "small")
   require_views(Corpus.open(corpus.source, version=1), "t5")
@@ -102,12 +84,12 @@ def test_a_long_title_is_cut_and_the_corpus_itself_is_a_view(build):
   """The latter for a reader of the corpus's own wordpieces, as EMDR²'s is."""
   rows = [{"title": "Velt of the river " * 500, "text": "Ada was in. " * 9}]
   corpus = build(rows, view=[T5], block_length=16)
-  found = corpus.view("t5").gather(np.arange(2), 400)
-  assert found.title_lengths.tolist() == [128, 128]
+  tokens = corpus.view("t5").gather(np.arange(2), 400)
+  assert tokens.title_lengths.tolist() == [128, 128]
   view, block = corpus.view(None), corpus.block(1)
-  found = view.gather(np.array([1]), 64)
-  assert found.token_ids[0, : found.lengths[0]].tolist() == [*block.token_ids]
-  assert found.title_lengths.tolist() == [block.title_length]
+  tokens = view.gather(np.array([1]), 64)
+  assert tokens.token_ids[0, : tokens.lengths[0]].tolist() == [*block.token_ids]
+  assert tokens.title_lengths.tolist() == [block.title_length]
   assert view.digest == corpus.vocabulary.digest
 
 
@@ -145,12 +127,14 @@ def test_what_makes_no_view_is_said(corpus, vocab_file):
   ):
     with pytest.raises(RealmError, match=message):
       add_views(source, [view])
-  found = Corpus.open(source)
+  with pytest.raises(CorpusError, match="workers=0; give 1 or more"):
+    add_views(source, ["own:train:90"], workers=0)
+  viewed = Corpus.open(source)
   with pytest.raises(CorpusError, match=r"no view 'mt5' \(it has t5\); add it"):
-    found.view("mt5")
+    viewed.view("mt5")
   with pytest.raises(CorpusError, match=r"no view 't5' \(it has none\)"):
     corpus.view("t5")
-  assert found.view("t5").digest == read_sentencepieces(MODEL).digest
+  assert viewed.view("t5").digest == read_sentencepieces(MODEL).digest
 
 
 def test_damage_of_a_view_is_found(corpus):
@@ -174,7 +158,7 @@ def test_the_command_adds_a_view(corpus, command_server):
     command += [f"--output_dir={corpus.source}", *arguments]
     return command_server.run(command)
 
-  done = run(f"--view={T5}", "--view=own:train:90", "--workers=2")
+  done = run(f"--view={T5}", "--view=own:train:90")
   assert done.returncode == 0, done.stderr
   require_views(Corpus.open(corpus.source), "t5", "own")
   for arguments, message in (

@@ -66,9 +66,8 @@ def test_more_blocks_are_searched_until_there_are_a_hundred_documents():
   assert names[1] == names[2] == [f"d{i}" for i in range(100)]
 
 
-@pytest.fixture
-def folder(tmp_path):
-  """The tiny world in BEIR's format; the answer's article is judged."""
+def _write(directory):
+  """Writes the tiny world in BEIR's format; the answer's article is judged."""
   corpus = [
     {"_id": one["id"], "title": one["title"], "text": one["text"]}
     for one in tiny_world.documents()
@@ -79,7 +78,6 @@ def folder(tmp_path):
     {"_id": q["id"], "text": q["question"]} for q in tiny_world.questions()
   ]
   judged = [f"q{i}\tp{2 * i}\t2\nq{i}\tp{i}\t{i % 2}\n" for i in range(11)]
-  directory = tmp_path / "beir"
   (directory / "qrels").mkdir(parents=True)
   write_lines(directory / "corpus.jsonl", corpus)
   unjudged = {"_id": "unjudged", "text": "why ?"}
@@ -87,6 +85,18 @@ def folder(tmp_path):
   judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\tthe title\t1\n"]
   (directory / "qrels" / "test.tsv").write_text("".join(judged))
   return directory
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder that the test may change."""
+  return _write(tmp_path / "beir")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """A folder that nobody changes."""
+  return _write(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize(
@@ -113,12 +123,12 @@ def test_a_folder_that_is_not_whole_is_refused(folder, file, text, message):
     beir.read_queries(folder)
 
 
-@pytest.fixture
-def beir_run(world, model_dir, run_config, folder, tmp_path):
+@pytest.fixture(scope="module")
+def beir_run(world, model_dir, run_config, whole):
   """The run, over the corpus of the folder."""
-  corpus_dir, snapshots = tmp_path / "corpus", tmp_path / "snapshots"
+  corpus_dir, snapshots = whole / "corpus", whole / "snapshots"
   build_corpus(
-    [str(folder / "corpus.jsonl")],
+    [str(whole / "corpus.jsonl")],
     corpus_dir,
     vocab=str(world.directory / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH,
@@ -134,14 +144,14 @@ def beir_run(world, model_dir, run_config, folder, tmp_path):
 
 @pytest.mark.slow
 def test_an_evaluation_that_broke_off_searches_on_as_widely(
-  beir_run, folder, tmp_path, monkeypatch
+  beir_run, whole, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(parts, "_MAX_LINES", 1)
 
   def call(name):
     beir.evaluate_beir(
       config=dataclasses.replace(beir_run, num_searched=2),
-      beir_dir=folder,
+      beir_dir=whole,
       batch_size=4,
       output_dir=tmp_path / name,
     )
@@ -156,21 +166,21 @@ def test_an_evaluation_that_broke_off_searches_on_as_widely(
   with counted_searches() as counts:
     call("resumed")
   assert counts == [4, 3]
-  whole, resumed = (
+  expected, resumed = (
     (tmp_path / name / "retrieved.jsonl").read_bytes()
     for name in ("whole", "resumed")
   )
-  assert resumed == whole
+  assert resumed == expected
 
 
 @pytest.mark.slow
 def test_an_evaluation_ranks_the_documents_of_the_folder(
-  run_config, beir_run, folder, tmp_path
+  beir_run, whole, tmp_path
 ):
-  documents = {one["_id"] for one in read_lines(folder / "corpus.jsonl")}
+  documents = {one["_id"] for one in read_lines(whole / "corpus.jsonl")}
   evaluated = {
     name: beir.evaluate_beir(
-      config=beir_run, beir_dir=folder, index=index, output_dir=tmp_path / name
+      config=beir_run, beir_dir=whole, index=index, output_dir=tmp_path / name
     )
     for name, index in (
       ("dense", None),

@@ -137,6 +137,20 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
   assert found["blocks"][1]["text"] in " ".join(text.split())
 
 
+@pytest.fixture(scope="module")
+def odd_corpus(world, model_dir, tmp_path_factory):
+  """A corpus with control characters, and the folder of its snapshot."""
+  folder = tmp_path_factory.mktemp("odd")
+  odd = (
+    "\x1b]0;owned\x07\u202e\x9b31m \ue000 Ada was born in Velt. \ue001\x01\x02"
+  )
+  articles = [{"title": f"\x1b[2J{n}", "text": f"{n} {odd}"} for n in range(9)]
+  vocab = world.directory / "vocab.txt"
+  corpus = tiny_world.write_corpus(folder, articles, vocab=vocab)
+  world.build_snapshot(model_dir, corpus_dir=corpus, snapshots_dir=folder / "s")
+  return corpus, folder / "s"
+
+
 @pytest.mark.parametrize(
   ("module", "words", "recipe"),
   [
@@ -145,22 +159,11 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
   ],
 )
 def test_a_text_cannot_change_the_terminal_nor_make_marks(
-  world, recorded_run, tmp_path, capsys, command, module, words, recipe
+  odd_corpus, recorded_run, capsys, command, module, words, recipe
 ):
-  odd = (
-    "\x1b]0;owned\x07\u202e\x9b31m \ue000 Ada was born in Velt. \ue001\x01\x02"
-  )
-  articles = [{"title": f"\x1b[2J{n}", "text": f"{n} {odd}"} for n in range(9)]
-  corpus = tiny_world.write_corpus(
-    tmp_path, articles, vocab=world.directory / "vocab.txt"
-  )
-  model_dir, snapshots = recorded_run(recipe), tmp_path / "snapshots"
-  world.build_snapshot(model_dir, corpus_dir=corpus, snapshots_dir=snapshots)
-  capsys.readouterr()
-  gin = {"SNAPSHOT": str(snapshots)}
-  command(
-    module, words, model_dir=str(model_dir), corpus_dir=str(corpus), gin=gin
-  )
+  corpus, snapshots = map(str, odd_corpus)
+  model_dir, gin = str(recorded_run(recipe)), {"SNAPSHOT": snapshots}
+  command(module, words, model_dir=model_dir, corpus_dir=corpus, gin=gin)
   output = capsys.readouterr().out
   shown = (r"\x1b[2J", r"\x1b]0;", r"owned\x07\u202e\x9b31m", r"\x01\x02")
   assert not [text for text in (*shown, "\ue000") if text not in output]

@@ -14,8 +14,8 @@ from realm_jax.checkpoints.store import (
   locate,
   read_best,
 )
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.evaluation.evaluate import follow
-from realm_jax.evaluation.run import RunConfig
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.storage.json_files import write_json
 from tests import tiny_world
@@ -114,6 +114,14 @@ def test_it_waits_for_checkpoints_and_keeps_what_it_evaluates(run):
   thread.join(60)
   assert run.evaluated == [1, 3]
   assert read_best(run.model_dir) == BestCheckpoint("exact_match", 1, 0.3)
+
+
+def test_it_ends_when_the_last_checkpoint_was_removed_before_its_turn(run):
+  for step in (1, 2, 3):
+    run.save(step)
+  assert run.trainer.steps() == [3]
+  assert run.follow(2) is None
+  assert run.evaluated == []
 
 
 def test_a_snapshot_that_is_not_published_yet_is_waited_for(run):

@@ -8,9 +8,7 @@ import re
 
 import pytest
 
-from realm_jax.evaluation import parts
-from realm_jax.evaluation.masked_lm import evaluate_masked_lm
-from realm_jax.evaluation.run import TrainedRun
+from realm_jax.evaluation import masked_lm, parts
 from realm_jax.training.stages.pretraining import Pretraining
 from tests.counted_searches import BrokenOffError
 
@@ -25,7 +23,7 @@ def evaluate(run_config, questions):
   )
 
   def call(batch_size, **settings):
-    return evaluate_masked_lm(
+    return masked_lm.evaluate_masked_lm(
       config=run_config,
       data=dataclasses.replace(sentences, batch_size=batch_size),
       stage=Pretraining(num_candidates=4),
@@ -59,7 +57,7 @@ def test_an_evaluation_that_broke_off_goes_on(evaluate, tmp_path, monkeypatch):
   monkeypatch.setattr(parts, "_MAX_LINES", 1)
 
   searched = []
-  search = TrainedRun.search_as_trained
+  search = masked_lm.search_as_trained
 
   def call(name, limit=math.inf):
     def counted(*given):
@@ -69,7 +67,7 @@ def test_an_evaluation_that_broke_off_goes_on(evaluate, tmp_path, monkeypatch):
       return search(*given)
 
     searched.clear()
-    monkeypatch.setattr(TrainedRun, "search_as_trained", counted)
+    monkeypatch.setattr(masked_lm, "search_as_trained", counted)
     with contextlib.suppress(BrokenOffError):
       evaluate(8, output_dir=tmp_path / name)
     return len(searched)

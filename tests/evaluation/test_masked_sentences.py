@@ -1,7 +1,5 @@
 """Sentences with [MASK]: how they are read, and what fills them in."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -96,9 +94,7 @@ def test_what_a_block_contains_word_for_word(text, is_there):
 
 
 def test_words_that_recur_around_many_masks_take_no_time():
-  body, text = np.full(60, 7), [7, 5] * 6 + [8]
-  begun = time.thread_time()
+  # To try all sizes of the places would take for ever.
+  body, text = np.full(200, 7), [7, 5] * 20 + [8]
   assert not contains_text(body, text, mask_id=5, max_masks=10)
   assert contains_text(np.append(body, 8), text, mask_id=5, max_masks=10)
-  # Less than a millisecond; to try all sizes of the places takes over a second.
-  assert time.thread_time() - begun < 0.2

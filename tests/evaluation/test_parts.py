@@ -187,8 +187,9 @@ def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
   assert summarize(scores) == summarize(expected)
 
 
-def test_memory_does_not_grow_with_the_lines(tmp_path):
-  output_dir, text, number = epath.Path(tmp_path), "x" * 4000, 6_000
+def test_memory_does_not_grow_with_the_lines(tmp_path, monkeypatch):
+  monkeypatch.setattr(parts, "_MAX_LINES", 200)
+  output_dir, text, number = epath.Path(tmp_path), "x" * 4000, 1_600
   folder = output_dir / parts.FOLDER / parts.open_folder(output_dir, {})
   tracemalloc.start()
   numbered = ((k, line(k, question=text)) for k in range(number))
@@ -199,6 +200,6 @@ def test_memory_does_not_grow_with_the_lines(tmp_path):
   merging = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert (tmp_path / "all.jsonl").stat().st_size > number * len(text)
-  # A part has four megabytes of text.
-  assert writing < 12e6
-  assert merging < 4e6
+  # A part has 800 kB of text.
+  assert writing < 2.4e6
+  assert merging < 0.8e6

@@ -1,6 +1,7 @@
 """A beam over links against all paths, and what a reader of paths answers."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import run as runs
 from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.config import RunConfig
 from realm_jax.models.components import Components
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.path_reader import PathReader
 from realm_jax.models.path_retriever import PathRetriever, pair_vectors
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.path_search import BeamOverLinks
+from realm_jax.training.stages.graph_qa import LinkedBlocks
 from tests import linked_world, tiny_world
 from tests.models.test_path_retriever import Network, random_values
 
@@ -33,7 +36,7 @@ def linked(tmp_path_factory):
     "query_length": tiny_world.QUERY_LENGTH,
     "block_length": tiny_world.BLOCK_LENGTH,
   }
-  config = runs.RunConfig(
+  config = RunConfig(
     model_dir,
     world.corpus_dir,
     retriever=tiny_world.RETRIEVER,
@@ -105,6 +108,11 @@ def test_a_wide_beam_finds_the_best_of_all_paths(linked):
   # Hidden blocks are on no path.
   hidden = dataclasses.replace(linked, hidden=frozenset({8}))
   assert 8 in found.paths and 8 not in hidden.search(queries, 20).paths
+  # Nor does a link lead to blocks that a filter leaves out.
+  graphs, people = LinkedBlocks(4), np.arange(12) < 8
+  of_people = dataclasses.replace(linked, allowed=people)
+  assert graphs.search(linked, queries, 12).rows.max() >= 8
+  assert graphs.search(of_people, queries, 12).rows.max() < 8
 
 
 def test_the_answer_is_of_the_path_that_scores_best(linked):
@@ -114,14 +122,11 @@ def test_the_answer_is_of_the_path_that_scores_best(linked):
   (result,) = ask(linked, questions)
   reader = linked.components.reader
   blocks = linked.gather_hits(hits)
-  logits, _ = reader.apply(
-    {"params": linked.params["reader"]},
-    jax.tree.map(
-      np.asarray, padded_inputs(reader.join(queries, np.asarray(blocks)))
-    ),
-    num_starts=blocks.shape[-1],
-    method="paths_and_spans",
+  score = functools.partial(
+    reader.apply, num_starts=blocks.shape[-1], method="paths_and_spans"
   )
+  inputs = padded_inputs(reader.join(queries, np.asarray(blocks)))
+  logits, _ = jax.jit(score)({"params": linked.params["reader"]}, inputs)
   best = int(np.argmax(logits[0]))
   assert [hit.weight for hit in result.hits] == [
     pytest.approx(float(place == best)) for place in range(6)

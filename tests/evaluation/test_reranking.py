@@ -1,6 +1,8 @@
 """A run with a cross-encoder, whose searches it orders anew."""
 
+import contextlib
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -10,17 +12,23 @@ from flax import linen as nn
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation import masked_sentences
+from realm_jax.evaluation.search import search_as_trained
+from realm_jax.feedback.log import FeedbackLog
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
+from realm_jax.serving.service import FeedbackConfig, Logged, Service
 from realm_jax.training.encoder_inputs import Candidates
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.text_to_text import TextBatch, TextToText
 from tests import tiny_world
+from tests.feedback.lists import all_lists
+
+_TEXTS = [question["question"] for question in tiny_world.questions()[:3]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reranking(run):
   """The world's run with a cross-encoder of random values."""
   words = run.vocabulary
@@ -31,7 +39,8 @@ def reranking(run):
     "query_length": tiny_world.QUERY_LENGTH,
     "block_length": tiny_world.BLOCK_LENGTH,
   }
-  params = nn.unbox(module.init_parameters(jax.random.key(1), **lengths))
+  init = jax.jit(functools.partial(module.init_parameters, **lengths))
+  params = nn.unbox(init(jax.random.key(1)))
   return dataclasses.replace(
     run,
     components=Components({**run.components, "reranker": module}),
@@ -40,14 +49,19 @@ def reranking(run):
   )
 
 
+def _read(reranking, stage, batch):
+  """The batch of a step, as its cross-encoder orders the blocks."""
+  encoders = stage.encoders(reranking.components, reranking.params, None)
+  return jax.jit(functools.partial(stage.rerank, encoders))(batch)
+
+
 def test_the_best_are_ordered_by_its_scores_and_the_others_follow(
   run, reranking
 ):
-  texts = [question["question"] for question in tiny_world.questions()[:3]]
-  queries = run.encode(texts)
+  queries = run.encode(_TEXTS)
   before, found = run.search(queries, 10), reranking.search(queries, 10)
   # Each pair by itself, padded to the whole length.
-  scores = reranking.components["reranker"].apply(
+  scores = jax.jit(reranking.components["reranker"].apply)(
     {"params": reranking.params["reranker"]},
     queries,
     run.gather(before.rows[:, :6]),
@@ -73,12 +87,31 @@ def test_the_best_are_ordered_by_its_scores_and_the_others_follow(
   np.testing.assert_array_equal(plain.rows, before.rows)
 
 
+def test_feedback_is_logged_with_the_scores_of_the_retriever(
+  run, reranking, tmp_path
+):
+  text, *_ = _TEXTS
+  before = run.search(run.encode([text]), run.corpus.num_blocks)
+  scores = dict(zip(before.rows[0], before.scores[0], strict=True))
+  with contextlib.closing(FeedbackLog(tmp_path)) as log:
+    service = Service(reranking, feedback=FeedbackConfig(log, pool_size=5))
+    name = log.new_id()
+    (result,) = service.retrieve([Logged(text, name)], 3)
+    log.add_rewards([(name, 1.0)])
+  ((served, *_),) = all_lists(tmp_path)
+  rows = run.corpus.rows_of(served.blocks)
+  expected = [scores[row] for row in rows.tolist()]
+  np.testing.assert_allclose(served.scores, expected, rtol=1e-5)
+  assert [block["row"] for block in result["blocks"]] == rows[:3].tolist()
+  found = reranking.search(run.encode([text]), 5)
+  np.testing.assert_array_equal(rows, found.rows[0])
+
+
 def test_a_step_reads_what_the_run_finds(reranking):
-  texts = [question["question"] for question in tiny_world.questions()[:3]]
-  queries = reranking.encode(texts)
+  queries = reranking.encode(_TEXTS)
   stage = TextToText(num_read=4, rerank_depth=6)
-  found = reranking.search_as_trained(
-    stage, Batch({"query": queries}, {}, np.arange(3), np.arange(3))
+  found = search_as_trained(
+    reranking, stage, Batch({"query": queries}, {}, np.arange(3), np.arange(3))
   )
   # Of the last query, copies of its source have left five blocks.
   rows = found.rows.copy()
@@ -89,8 +122,7 @@ def test_a_step_reads_what_the_run_finds(reranking):
     queries,
     queries,
   )
-  encoders = stage.encoders(reranking.components, reranking.params, None)
-  read = stage.rerank(encoders, batch).candidates
+  read = _read(reranking, stage, batch).candidates
   expected = reranking.search(queries, 6).rows.tolist()
   if found.rows[2, 5] in expected[2]:
     expected[2].remove(found.rows[2, 5])
@@ -102,11 +134,10 @@ def test_a_step_reads_what_the_run_finds(reranking):
 
 
 def test_a_step_of_open_qa_points_at_what_the_run_finds(reranking):
-  texts = [question["question"] for question in tiny_world.questions()[:3]]
-  queries = reranking.encode(texts)
+  queries = reranking.encode(_TEXTS)
   stage = OpenQa(num_searched_blocks=8, num_read=4, rerank_depth=6)
   example = Batch({"query": queries}, {}, np.arange(3), np.arange(3))
-  rows = reranking.search_as_trained(stage, example).rows
+  rows = search_as_trained(reranking, stage, example).rows
   batch = OpenQaBatch(
     query=queries,
     retrieved=rows[..., None].astype(np.float32),
@@ -114,8 +145,7 @@ def test_a_step_of_open_qa_points_at_what_the_run_finds(reranking):
     has_answer=rows % 2 == 0,
     is_answer=rows[:, :6, None, None] % 2 == 0,
   )
-  encoders = stage.encoders(reranking.components, reranking.params, None)
-  made = stage.rerank(encoders, batch)
+  made = _read(reranking, stage, batch)
   expected = reranking.search(queries, 8).rows
   np.testing.assert_array_equal(made.retrieved[..., 0], expected)
   np.testing.assert_array_equal(made.has_answer, expected % 2 == 0)
@@ -126,19 +156,17 @@ def test_a_step_of_open_qa_points_at_what_the_run_finds(reranking):
 
 
 def test_a_step_of_pretraining_reads_what_the_run_finds(reranking):
-  texts = [question["question"] for question in tiny_world.questions()[:3]]
-  queries = reranking.encode(texts)
+  queries = reranking.encode(_TEXTS)
   stage = Pretraining(num_candidates=4, rerank_depth=6, drop_source=False)
   example = Batch({"query": queries}, {}, np.arange(3), np.arange(3))
-  rows = reranking.search_as_trained(stage, example).rows
+  rows = search_as_trained(reranking, stage, example).rows
   # Of the last query, copies of its source have left five blocks.
   rows = np.pad(rows, ((0, 0), (1, 0)), constant_values=NULL_ROW)
   left_out, rows[2, 6] = rows[2, 6], NULL_ROW
   batch = PretrainingBatch(
     queries, Candidates(reranking.gather(rows), rows.astype(np.uint32)), None
   )
-  encoders = stage.encoders(reranking.components, reranking.params, None)
-  read = stage.rerank(encoders, batch).candidates
+  read = _read(reranking, stage, batch).candidates
   expected = reranking.search(queries, 6).rows.tolist()
   if left_out in expected[2]:
     expected[2].remove(left_out)

@@ -159,9 +159,9 @@ def test_a_text_that_stays_as_it_was_keeps_its_vector(two_steps):
 def test_a_filtered_run_finds_the_best_of_what_is_let_through(
   run_config, index, scored_rows, monkeypatch
 ):
-  monkeypatch.setattr("realm_jax.evaluation.run._SCORED_ROWS", scored_rows)
+  monkeypatch.setattr("realm_jax.evaluation.search._SCORED_ROWS", scored_rows)
   # One query at a time.
-  monkeypatch.setattr("realm_jax.evaluation.run._FILTERED_CELLS", 1)
+  monkeypatch.setattr("realm_jax.evaluation.search._FILTERED_CELLS", 1)
   run = TrainedRun.load(run_config, index=index)
   token_ids = run.encode(["where was Ada born?", "who built Velt?"])
   some = run.filtered({"year": ["1902", "1905"]})

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 from collections import Counter
 
 import jax
@@ -102,9 +103,13 @@ def test_what_the_task_masks_is_in_the_memory(memory_dir, run, batch):
 
 
 @pytest.mark.parametrize("index", ["exact", "faiss"])
-def test_a_querys_own_block_is_left_out(build, run, batch, index, monkeypatch):
+def test_a_querys_own_block_is_left_out(
+  build, memory_dir, run, batch, index, monkeypatch
+):
   monkeypatch.setattr(word_memory, "_NUM_NEIGHBORS", 5)
-  memory, own = WordMemory(build(index=index), run), batch.array("source_hash")
+  # Nothing is read again.
+  memory = WordMemory(build(index=index, extend=memory_dir), run)
+  own = batch.array("source_hash")
   scores, words = _nearest(memory, batch, own)
   states = word_memory.null_states(
     run, batch.array("query"), batch.array("mask_positions")
@@ -164,7 +169,7 @@ def test_a_memory_of_another_run_or_a_damaged_one_is_refused(
     WordMemory(memory_dir, runs.TrainedRun.load(config))
   with pytest.raises(ValueError, match="has no memory"):
     WordMemory(tmp_path, run)
-  damaged = build()
+  damaged = shutil.copytree(memory_dir, tmp_path / "damaged")
   with (damaged / "keys.bin").open("r+b") as file:
     file.write(b"\0\0\0\1")
   with pytest.raises(ValueError, match="checksum"):

@@ -14,14 +14,14 @@ _SIZE = WorldConfig(num_people=60, num_cities=60, num_companies=30)
 
 
 @pytest.fixture(scope="module")
-def made():
+def chained():
   world = generate(_SIZE)
   config = chains_lib.ChainConfig()
   return world, chains_lib.add_chains(world, config, seed=0)
 
 
-def test_the_world_before_stays_as_it_was(made):
-  world, chains = made
+def test_the_world_before_stays_as_it_was(chained):
+  world, chains = chained
   assert world == generate(_SIZE)
   assert chains.world.facts[: len(world.facts)] == world.facts
   notes = [one for one in chains.world.documents if one.id.startswith("note")]
@@ -31,8 +31,8 @@ def test_the_world_before_stays_as_it_was(made):
   assert chains.world.questions == world.questions
 
 
-def test_only_a_page_after_a_note_answers(made):
-  _, chains = made
+def test_only_a_page_after_a_note_answers(chained):
+  _, chains = chained
   world = chains.world
   texts = {one.id: one.text(world.facts) for one in world.documents}
   titles = {one.id: one.title for one in world.documents}
@@ -53,8 +53,8 @@ def test_only_a_page_after_a_note_answers(made):
     assert stated[second] == 1
 
 
-def test_splits_share_no_person_and_no_company(made):
-  world, chains = made
+def test_splits_share_no_person_and_no_company(chained):
+  world, chains = chained
   named = {
     split: {
       name
@@ -70,8 +70,8 @@ def test_splits_share_no_person_and_no_company(made):
   assert {question.subject for question in chains.single} <= trained
 
 
-def test_mixtures_have_every_path_of_every_question(made, tmp_path):
-  _, chains = made
+def test_mixtures_have_every_path_of_every_question(chained, tmp_path):
+  _, chains = chained
   chains_lib.write_questions(tmp_path, chains, seed=0)
   rows = {
     name: [

@@ -46,40 +46,40 @@ def test_readers_are_compared_in_the_demos_world(tmp_path, command_server):
   (tmp_path / "small.gin").write_text(
     f"{_SMALL}from realm_jax.models import t5\nt5.T5Config.num_layers = 1\n"
   )
-  given = f"--gin_file={tmp_path / 'small.gin'} --output_dir={tmp_path / 'out'}"
+  files = f"--gin_file={tmp_path}/small.gin --output_dir={tmp_path}/out"
   done = command_server.run(
     [
-      *(sys.executable, "-m", "experiments.readers", *given.split()),
+      *(sys.executable, "-m", "experiments.readers", *files.split()),
       *("--systems=closed_book", "--seeds=1"),
     ]
   )
   assert done.returncode == 0, done.stderr[-3000:]
   report = json.loads((tmp_path / "out/report.json").read_text())
-  (found,) = report["closed_book"]
-  assert 0 <= found["exact_match"] <= 1 and found["cpu_seconds"] >= 0
-  assert found["steps"] == {"closed_book": 2, "closed_book_qa": 2}
+  (metrics,) = report["closed_book"]
+  assert 0 <= metrics["exact_match"] <= 1 and metrics["cpu_seconds"] >= 0
+  assert metrics["steps"] == {"closed_book": 2, "closed_book_qa": 2}
 
 
 def test_recipes_of_two_hops_are_complete(tmp_path):
   steps = TwoHopSteps(tmp_path, 0, [])
-  given = {"TRAIN_QUESTIONS": steps.world("chains-all")}
+  bindings = {"TRAIN_QUESTIONS": steps.world("chains-all")}
   for name in ("one_hop_qa", "two_hop_qa", "path_retriever", "path_reading"):
-    made = steps.train(name, name, **given)
-    assert made.command.build().num_steps >= 100
+    training = steps.train(name, name, **bindings)
+    assert training.command.build().num_steps >= 100
     for recipe in ("eval_one_hop", "eval_two_hops", "eval_paths"):
       questions = steps.world("chains-test")
-      made_of = steps.evaluate(recipe, recipe, made, QUESTIONS=questions)
-      made_of.command.configured()
+      evaluation = steps.evaluate(recipe, recipe, training, QUESTIONS=questions)
+      evaluation.command.configured()
 
 
 def test_recipes_of_retrievers_are_complete(tmp_path):
   steps = RetrieverSteps(tmp_path, 0, [])
   for name in ("judged", "judged_mined", "reranking", "distillation"):
-    made = steps.train(name, name, TRAIN_QUESTIONS="judged.jsonl")
-    assert made.command.build().num_steps >= 100
+    training = steps.train(name, name, TRAIN_QUESTIONS="judged.jsonl")
+    assert training.command.build().num_steps >= 100
     for recipe in ("eval_retrieval", "eval_reranked"):
       steps.evaluate(
-        recipe, recipe, made, QUESTIONS="test.jsonl"
+        recipe, recipe, training, QUESTIONS="test.jsonl"
       ).command.configured()
 
 
@@ -116,10 +116,10 @@ def test_facts_are_edited_in_a_finished_demo(demo, tmp_path, command_server):
   done = edit(demo_dir)
   assert done.returncode == 0, done.stderr[-3000:]
   names = "closed book", "closed book + kNN", "REALM", "REALM + kNN"
-  found = re.findall(r"\| (\w[^|]+?) \| ([\d.]+) \| ([\d.]+) \|", done.stdout)
-  assert tuple(name for name, *_ in found) == names
+  rows = re.findall(r"\| (\w[^|]+?) \| ([\d.]+) \| ([\d.]+) \|", done.stdout)
+  assert tuple(name for name, *_ in rows) == names
   # Without a memory, a closed book knows nothing of edits.
-  assert found[0][1] == found[0][2] and found[1][1] != found[1][2]
+  assert rows[0][1] == rows[0][2] and rows[1][1] != rows[1][2]
   # Each new fact is asked for once, in words of its own, for its answer.
   old, new = (
     {
@@ -160,8 +160,8 @@ def test_the_whole_demo_in_small(demo):
   assert report["bm25"]["mrr"] >= 0.3 and report["bm25"]["recall_at_5"] >= 0.5
   assert report["random_blocks"]["mrr"] <= 0.2
   baseline = report["inverse_cloze_baseline"]
-  found, statements = baseline["validation_recall_at_1"], report["statements"]
-  if found["continued"] >= found["started_from"]:
+  recalls, statements = baseline["validation_recall_at_1"], report["statements"]
+  if recalls["continued"] >= recalls["started_from"]:
     assert baseline["retriever"] == "inverse_cloze_continued"
   else:
     assert baseline["retriever"] == "inverse_cloze"

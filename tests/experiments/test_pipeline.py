@@ -1,5 +1,6 @@
 """Steps in this process, a builder beside them, and SIGTERM."""
 
+import json
 import os
 import signal
 import threading
@@ -7,8 +8,16 @@ import types
 
 import pytest
 
-from experiments.pipeline import Command, StoppedError, call, running_beside
+from experiments import pipeline
+from experiments.pipeline import (
+  Command,
+  Step,
+  StoppedError,
+  call,
+  running_beside,
+)
 from harness.jobs import wait_until
+from tests.json_lines import write_lines
 
 # Notes that it was told to stop, as an index builder may.
 _BUILDER = """
@@ -42,7 +51,7 @@ def test_a_builder_that_fails_ends_the_step_with_the_end_of_its_log(tmp_path):
   before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
   try:
     with (
-      pytest.raises(ValueError, match=r"index builder failed:\n.*\n?no disk"),
+      pytest.raises(ValueError, match=r"log failed:\n.*\n?no disk"),
       running_beside(["-c", "raise SystemExit('no disk')"], tmp_path / "log"),
     ):
       # A trainer has a handler of its own, which ends it.
@@ -70,7 +79,30 @@ def test_sigterm_in_a_command_that_ends_well_stops_the_pipeline(monkeypatch):
   def build(function):
     os.kill(os.getpid(), signal.SIGTERM)
 
-  made = types.SimpleNamespace(build=build), None
-  monkeypatch.setattr(Command, "configured", lambda command: made)
+  configured = types.SimpleNamespace(build=build), None
+  monkeypatch.setattr(Command, "configured", lambda command: configured)
   with pytest.raises(StoppedError, match="stopped by SIGTERM in evaluate"):
     call(Command("evaluate", [], {}))
+
+
+def test_cpu_seconds_of_a_resumed_run_are_without_its_compilations(
+  tmp_path, monkeypatch
+):
+  step = Step(Command("train", [], {}), tmp_path)
+  # Each process computes for 2 s, and compiles for 4 or for 3.
+  clock, compiled = iter([0, 6, 0, 5]), iter([4, 7])
+
+  def run(step):
+    row = {"step": 1, "run_seconds": {"compile": next(compiled)}}
+    write_lines(step.folder / "metrics.jsonl", [row])
+    raise StoppedError("stopped")
+
+  monkeypatch.setattr(Step, "is_finished", lambda step: False)
+  monkeypatch.setattr(pipeline, "run", run)
+  monkeypatch.setattr(
+    pipeline, "time", types.SimpleNamespace(process_time=lambda: next(clock))
+  )
+  for seconds in (2, 4):
+    with pytest.raises(StoppedError):
+      pipeline.run_in_cpu_seconds(step)
+    assert json.loads((tmp_path / "cpu_seconds.json").read_text()) == seconds

@@ -7,18 +7,12 @@ from experiments.renaming import RenamingOpenQa, RenamingTextToText
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.text_to_text import TextToText
 from tests.training import tiny
-from tests.training.stages.test_open_qa import (
-  BLOCK_LENGTH,
-  PIECES,
-  TEXTS,
-  assemble,
-)
+from tests.training.stages.test_open_qa import TEXTS, assemble
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("names")
-  return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
+  return tiny.corpus_of(tmp_path_factory.mktemp("names"), TEXTS)
 
 
 def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
@@ -27,38 +21,38 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
   renaming = RenamingOpenQa(num_read=2)
   changed = 0
   for position in range(4):
-    made = assemble(renaming, corpus, "Ali", position)
+    renamed = assemble(renaming, corpus, "Ali", position)
     # The spans are those of the same tokens, whatever they are called.
-    np.testing.assert_array_equal(made.is_answer, plain.is_answer)
-    np.testing.assert_array_equal(made.query, plain.query)
-    names = [bob, ali] if (made.blocks != plain.blocks).any() else [ali, bob]
+    np.testing.assert_array_equal(renamed.is_answer, plain.is_answer)
+    np.testing.assert_array_equal(renamed.query, plain.query)
+    names = [bob, ali] if (renamed.blocks != plain.blocks).any() else [ali, bob]
     changed += names == [bob, ali]
     for before, after in (
-      (plain.query, made.read_query),
-      (plain.blocks, made.blocks),
+      (plain.query, renamed.read_query),
+      (plain.blocks, renamed.blocks),
     ):
-      wanted = np.select([before == ali, before == bob], names, before)
-      np.testing.assert_array_equal(after, wanted)
+      expected = np.select([before == ali, before == bob], names, before)
+      np.testing.assert_array_equal(after, expected)
   assert changed
 
 
 def test_a_reader_that_writes_writes_the_exchanged_name(corpus):
-  given = {"components": tiny.writing_components()}
-  plain = assemble(TextToText(num_read=2), corpus, "Ali", **given)
+  components = {"components": tiny.writing_components()}
+  plain = assemble(TextToText(num_read=2), corpus, "Ali", **components)
   ali, bob = corpus.vocabulary.encode("ali bob")
   changed = 0
   for position in range(4):
     stage = RenamingTextToText(num_read=2)
-    made = assemble(stage, corpus, "Ali", position, **given)
-    np.testing.assert_array_equal(made.query, plain.query)
-    is_changed = (made.targets != plain.targets).any()
+    renamed = assemble(stage, corpus, "Ali", position, **components)
+    np.testing.assert_array_equal(renamed.query, plain.query)
+    is_changed = (renamed.targets != plain.targets).any()
     names = [bob, ali] if is_changed else [ali, bob]
     changed += is_changed
     for before, after in (
-      (plain.prompts, made.prompts),
-      (plain.candidates.passages, made.candidates.passages),
-      (plain.targets, made.targets),
+      (plain.prompts, renamed.prompts),
+      (plain.candidates.passages, renamed.candidates.passages),
+      (plain.targets, renamed.targets),
     ):
-      wanted = np.select([before == ali, before == bob], names, before)
-      np.testing.assert_array_equal(after, wanted)
+      expected = np.select([before == ali, before == bob], names, before)
+      np.testing.assert_array_equal(after, expected)
   assert changed

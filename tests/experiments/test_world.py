@@ -162,15 +162,15 @@ def test_the_tagger_finds_all_names_with_their_kinds_and_all_numbers(
     name: kind for kind, group in demo_world.entities.items() for name in group
   }
   for document, text in zip(demo_world.documents, texts, strict=True):
-    wanted, start = set(), 0
+    expected, start = set(), 0
     for sentence in document.sentences:
       fact = demo_world.facts[sentence.fact]
       said = fact.word(sentence.template)
       for name in (fact.subject, fact.value):
         at = start + re.search(rf"\b{re.escape(name)}\b", said).start()
-        wanted.add((at, at + len(name), kinds.get(name, "number")))
+        expected.add((at, at + len(name), kinds.get(name, "number")))
       start += len(said) + 1
-    assert set(names.tag(text, document.title)) == wanted
+    assert set(names.tag(text, document.title)) == expected
 
 
 def test_edited_facts_exchange_their_values(demo_world):
@@ -270,9 +270,9 @@ def test_a_statement_asks_for_what_is_stated_where_its_file_says(
 def test_the_tagger_finds_the_names_of_the_second_language(small_world, second):
   for document in second[0][:100]:
     said = document.text(small_world.facts).encode()
-    found = {
+    tagged = {
       said[start:limit].decode()
       for start, limit, _ in names.tag(said.decode(), "")
     }
     facts = [small_world.facts[s.fact] for s in document.sentences]
-    assert found == {name for f in facts for name in (f.subject, f.value)}
+    assert tagged == {name for f in facts for name in (f.subject, f.value)}

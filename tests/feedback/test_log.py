@@ -17,6 +17,7 @@ from realm_jax.feedback.log import (
   drawn_order,
   log_files,
 )
+from tests.feedback.lists import all_lists, lists_of
 from tests.full_disk import full_disk
 
 
@@ -57,12 +58,6 @@ def _add(log, served, rewards=None):
   return name
 
 
-def _all(directory):
-  """The lists of both splits."""
-  splits = (FeedbackExamples(directory, s) for s in ("train", "validation"))
-  return [one[n] for one in splits for n in range(len(one))]
-
-
 def test_a_reader_follows_the_log_across_files_and_services(
   tmp_path, monkeypatch, opened
 ):
@@ -78,21 +73,18 @@ def test_a_reader_follows_the_log_across_files_and_services(
   again.add_rewards([(late, 0.25)])
   following.poll()
   assert len(log_files(tmp_path)) > 3
-  found = {one.served.query: one for one in _all(tmp_path)}
+  found = {one.served.query: one for one in all_lists(tmp_path)}
   assert len(found) == 41
   assert found["late"].rewards == 0.25
   one = found["q8"]
   assert one.rewards == [1.0, 0.2]
   for name, value in vars(_served("q8")).items():
     np.testing.assert_array_equal(getattr(one.served, name), value)
-  own = {following[n].served.query for n in range(len(following))}
-  assert own == {
-    one.served.query
-    for one in map(
-      FeedbackExamples(tmp_path).__getitem__, range(len(following))
-    )
-  }
-  assert 25 < len(own) < 41
+  own, again = (
+    [one.served.query for one in lists_of(examples)]
+    for examples in (following, FeedbackExamples(tmp_path))
+  )
+  assert own == again and 25 < len(own) < 41
   assert not following.left_out
 
 
@@ -103,7 +95,7 @@ def test_a_repeated_request_changes_nothing(tmp_path, opened):
   assert log.add_rewards([(name, 0.5)]) == 0
   # A service that does not remember it writes it; the first one counts.
   assert opened(tmp_path).add_rewards([(name, 0.5)]) == 1
-  (found,) = _all(tmp_path)
+  (found,) = all_lists(tmp_path)
   assert found.rewards == 1.0
 
 
@@ -121,12 +113,12 @@ def test_only_ids_of_the_service_and_numbers_within_bounds_are_taken(
   number = len(_served().shown)
   with pytest.raises(FeedbackError, match=f"list has {number} passages"):
     log.add_rewards([(name, [1.0] * (number + 1))])
-  assert not _all(tmp_path / "own")
+  assert not all_lists(tmp_path / "own")
 
 
 def test_a_poisoned_log_is_bounded_and_reported(tmp_path, opened):
   log = opened(tmp_path)
-  good = _add(log, _served(), 1.0)
+  _add(log, _served(), 1.0)
   for number in range(100):
     _add(log, _served("Flood "), 1.0)
     _add(log, _served(f"q{number}"), 0.0)
@@ -140,22 +132,20 @@ def test_a_poisoned_log_is_bounded_and_reported(tmp_path, opened):
     file.write('no json\n{"rewards": NaN, "of": "a"}\n[]\n')
     file.write('{"rewards": 1.0, "of": "never seen"}\n')
     bad = {**vars(_served()), "list": "x", "shown": [5]}
-    listed = {k: getattr(v, "tolist", lambda v=v: v)() for k, v in bad.items()}
-    file.write(json.dumps(listed | {"shown": [5]}) + "\n")
+    file.write(json.dumps(bad, default=np.ndarray.tolist) + "\n")
     # One that a crash has cut off.
     file.write('{"list": "y", "que')
   for split in ("train", "validation"):
     found = FeedbackExamples(tmp_path, split)
-    lists = [found[n].served.query for n in range(len(found))]
+    lists = [one.served.query for one in lists_of(found)]
     assert lists.count("Flood ") <= 50
     assert "short" not in lists
     assert found.left_out["malformed lines"] == 4
     assert found.left_out["rewards of an unknown list, or repeated"] == 1
     assert found.left_out["rewards of a list of another length"] == 1
-  assert good != wrong_length
   # It goes on in a file of its own.
   _add(opened(tmp_path), _served("after"), 1.0)
-  assert "after" in {one.served.query for one in _all(tmp_path)}
+  assert "after" in {one.served.query for one in all_lists(tmp_path)}
 
 
 def test_baselines_are_of_the_rewards_before(tmp_path, opened):
@@ -163,10 +153,8 @@ def test_baselines_are_of_the_rewards_before(tmp_path, opened):
   for rewards in (1.0, [0.5, 0.5], 0.0, 0.0):
     for query in ("easy", "hard"):
       _add(log, _served(query), rewards if query == "easy" else 0.0)
-  log_read = FeedbackExamples(tmp_path)
-  found = [log_read[n] for n in range(len(log_read))]
   total, count, of_query = 0.0, 0, {}
-  for one in found:
+  for one in lists_of(FeedbackExamples(tmp_path)):
     own = of_query.setdefault(one.served.query, [])
     mean = total / max(count, 1)
     expected = (sum(own) + 2 * mean) / (len(own) + 2)
@@ -216,7 +204,7 @@ def test_a_full_disk_loses_no_reward_that_was_accepted(tmp_path, opened):
       log.add_rewards([(name, 1.0)])
   # What was refused can be sent again, and half a line spoils no other.
   assert log.add_rewards([(name, 1.0)]) == 1
-  (found,) = _all(tmp_path)
+  (found,) = all_lists(tmp_path)
   assert (found.served.query, found.rewards) == ("before", 1.0)
 
 

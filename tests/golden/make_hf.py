@@ -146,8 +146,8 @@ def _make_berts(output_dir: Path, vocab: Path) -> None:
     arrays = {"query": query["input_ids"], "block": block["input_ids"]}
     encoder = network.bert if name == "masked_lm" else network
     with torch.no_grad():
-      for side, given in (("query", query), ("block", block)):
-        output = encoder(**given)
+      for side, batch in (("query", query), ("block", block)):
+        output = encoder(**batch)
         arrays[f"{side}_hidden"] = output.last_hidden_state
         if name == "with_pooler":
           arrays[f"{side}_pooled"] = output.pooler_output
@@ -237,9 +237,9 @@ def _write_unicode(output_dir: Path) -> None:
   lines = []
   for text in texts:
     words = []
-    for one in tokenizers:
-      normalized = one.normalizer.normalize_str(text)
-      found = one.pre_tokenizer.pre_tokenize_str(normalized)
+    for tokenizer in tokenizers:
+      normalized = tokenizer.normalizer.normalize_str(text)
+      found = tokenizer.pre_tokenizer.pre_tokenize_str(normalized)
       words.append([word for word, _ in found])
     lines.append(json.dumps([text, *words]))
   joined = ",\n".join(lines)

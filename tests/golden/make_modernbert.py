@@ -101,13 +101,13 @@ def main() -> None:
   tokenizer.save_pretrained(masked_lm)
   batch = tokenizer([*_TEXTS], padding=True, return_tensors="pt")
   with torch.no_grad():
-    found, hidden = model(**batch), model.model(**batch).last_hidden_state
+    output, hidden = model(**batch), model.model(**batch).last_hidden_state
   np.savez_compressed(
     masked_lm / "expected.npz",
     token_ids=batch["input_ids"].numpy(),
     is_token=batch["attention_mask"].numpy(),
     hidden=hidden.numpy(),
-    logits=found.logits[:, :_SCORED].numpy(),
+    logits=output.logits[:, :_SCORED].numpy(),
   )
   encoder = _OUTPUT_DIR / "encoder"
   model.model.save_pretrained(encoder)

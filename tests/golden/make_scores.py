@@ -203,10 +203,15 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--language", type=Path)
   parser.add_argument("--mlqa", type=Path)
-  given = parser.parse_args()
+  arguments = parser.parse_args()
   for root, script, scores, output in (
-    (given.language, "language/orqa/utils/eval_utils.py", _orqa_scores, ORQA),
-    (given.mlqa, "mlqa_evaluation_v1.py", _mlqa_scores, MLQA),
+    (
+      arguments.language,
+      "language/orqa/utils/eval_utils.py",
+      _orqa_scores,
+      ORQA,
+    ),
+    (arguments.mlqa, "mlqa_evaluation_v1.py", _mlqa_scores, MLQA),
   ):
     if root:
       scoring = SimpleNamespace(**runpy.run_path(str(root / script)))

@@ -33,14 +33,14 @@ def judged_runs() -> list[tuple[dict[str, float], dict[str, int]]]:
   runs = []
   for query in range(_NUM_QUERIES):
     ids = [f"{'dD文é'[i % 4]}{i}" for i in range(_MOST_DOCUMENTS)]
-    found = rng.permutation(ids)[: rng.integers(1, _MOST_DOCUMENTS + 1)]
-    scores = rng.integers(0, 40, len(found)) / 7 - 2
-    scores += rng.integers(0, 2, len(found)) * 1e-12
+    retrieved = rng.permutation(ids)[: rng.integers(1, _MOST_DOCUMENTS + 1)]
+    scores = rng.integers(0, 40, len(retrieved)) / 7 - 2
+    scores += rng.integers(0, 2, len(retrieved)) * 1e-12
     judged = rng.permutation(ids)[: rng.integers(1, 40)]
     grades = rng.integers(-1, 1 if query % 10 == 0 else 4, len(judged))
     runs.append(
       (
-        dict(zip(found.tolist(), scores.tolist(), strict=True)),
+        dict(zip(retrieved.tolist(), scores.tolist(), strict=True)),
         dict(zip(judged.tolist(), grades.tolist(), strict=True)),
       )
     )
@@ -61,12 +61,12 @@ def main() -> None:
   judged = {str(i): grades for i, (_, grades) in enumerate(runs)}
   whole = {str(i): scores for i, (scores, _) in enumerate(runs)}
   cut = {i: _first(scores, 10) for i, scores in whole.items()}
-  found = pytrec_eval.RelevanceEvaluator(
+  measures = pytrec_eval.RelevanceEvaluator(
     judged, {"ndcg_cut.10", "recall.100"}
   ).evaluate(whole)
   ranks = pytrec_eval.RelevanceEvaluator(judged, {"recip_rank"}).evaluate(cut)
   arrays = {
-    name: np.array([(found[i] | ranks[i])[measure] for i in judged])
+    name: np.array([(measures[i] | ranks[i])[measure] for i in judged])
     for measure, name in MEASURES.items()
   }
   np.savez_compressed(OUTPUT, **arrays)

@@ -11,6 +11,7 @@ import pytest
 
 from realm_jax.indexes import isolated
 from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   Blocks,
@@ -18,14 +19,14 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,
 )
-from realm_jax.indexes.scann import ScannConfig
 from tests.indexes.clustered import clustered
 
 pytestmark = pytest.mark.slow
 
 
-_BLOCKS = Blocks(500, clustered(500, 1))
-_QUERIES = QueryBatch.of_vectors(clustered(3, 2))
+_WORDS = np.random.default_rng(0).integers(5, 60, (503, 6)).astype(np.int32)
+_BLOCKS = Blocks(500, clustered(500, 1), lambda row: _WORDS[row], 60)
+_QUERIES = QueryBatch(_WORDS[500:], clustered(3, 2))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,8 @@ def start(tmp_path_factory):
 
 
 def test_it_answers_alike_and_ends_with_its_owner(tmp_path):
-  config, directory = ScannConfig(), tmp_path / "index"
+  # Both the vectors and the words of a query reach the process.
+  config, directory = HybridConfig(dense="scann"), tmp_path / "index"
   index = config.build(_BLOCKS, directory)
   searcher = IsolatedIndex(config, directory, _BLOCKS)
   # ScaNN is imported without TensorFlow, which takes seconds.
@@ -70,7 +72,7 @@ def test_a_process_that_hangs_is_ended(start, monkeypatch):
   os.kill(searcher.pid, signal.SIGSTOP)
   # So many queries do not fit into the buffers between the processes.
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(QueryBatch.of_vectors(clustered(50_000, 2)), 4)
+    searcher.search(QueryBatch.of_vectors(clustered(5_000, 2)), 4)
   assert searcher._process.poll() is not None
 
 

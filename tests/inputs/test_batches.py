@@ -10,6 +10,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import texts_with_sentinels
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskError
@@ -43,6 +44,8 @@ def test_a_feature_of_any_name_is_padded_and_no_longer_than_its_limit(
     TaskError, match=r"'texts' of length 2, and 1 .* OTHER_LENGTHS"
   ):
     some(config, 4)
+  with pytest.raises(RealmError, match="whose length is QUERY_LENGTH"):
+    _config(tiny, other_lengths={"query": 3})
 
 
 def test_questions_come_with_their_answers(tiny):

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from realm_jax.errors import RealmError
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskContext, TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import tiny_corpus
@@ -91,6 +92,24 @@ def test_questions_that_are_cut_are_counted(tiny, tmp_path, caplog):
     "QUERY_LENGTH to 21 for all: own:11 (11); own:12 (12); "
     "own:13 (13); own:14 (14); own:15 (15); and 4 more"
   )
+
+
+def test_problems_name_the_file_of_their_split(tiny, tmp_path, caplog):
+  questions = [{"question": "it " * 20, "answer": "a"}]
+  path = write_lines(tmp_path / "dev.jsonl", questions)
+  files = {**tiny.question_files, "dev": path}
+  context = TaskContext(tiny.corpus_dir, files)
+  config = tiny_corpus.config("open_qa", context, split="dev")
+  assert len(list(stream_batches(config, shuffle=False, repeat=False))) == 1
+  (text,) = [said for said in caplog.messages if "are cut" in said]
+  assert text.startswith(f"{path}: 1 of 1 questions")
+
+
+@pytest.mark.parametrize("task", ["open_qa", "judged_passages", "feedback"])
+def test_a_split_without_a_file_is_named(tiny, task):
+  config = tiny_corpus.config(task, TaskContext(tiny.corpus_dir))
+  with pytest.raises(TaskError, match=r"no file of questions for .* 'train'"):
+    ExampleStream(config)
 
 
 def test_answers_that_match_nothing_are_counted(tiny, tmp_path, caplog):

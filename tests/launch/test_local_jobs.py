@@ -125,6 +125,13 @@ def test_an_evaluator_that_follows_is_stopped_or_ends(
   assert _stopped(folder) == stopped
 
 
+def test_jobs_end_if_another_one_cannot_be_started(folder, capfd):
+  builder = _job("builder", "true", WITH_NULL="\0")
+  with pytest.raises(ValueError, match="null byte"):
+    _run(_job("trainer", _FOLLOWS), builder)
+  assert "[trainer] ended with" in capfd.readouterr().out
+
+
 def test_the_trainer_goes_on_without_an_evaluator_that_fails(folder):
   script = "touch follows; exit 4"
   evaluator = _job("evaluator", script, schedule=Schedule.BESIDE)

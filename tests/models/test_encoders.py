@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from realm_jax.models import packing
 from realm_jax.models.bert import BertConfig, BertEncoder
+from realm_jax.models.components import Components
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
 from realm_jax.models.sequences import gather
@@ -128,10 +129,10 @@ def test_masks_do_not_depend_on_the_layout(params):
   @jax.jit
   def encode(params):
     # Sequences of 7, 4 and 3 tokens lie in two bins.
-    given = packing.TokenSequences(TOKENS, ids)
-    lengths = packing.lengths_of(given, groups=1)
+    unpacked = packing.TokenSequences(TOKENS, ids)
+    lengths = packing.lengths_of(unpacked, groups=1)
     plan = packing.plan_bins(lengths, bin_length=7, num_bins=2)
-    packed = packing.lay_out(plan, given, num_bins=2)
+    packed = packing.lay_out(plan, unpacked, num_bins=2)
     return [
       gather(one, encoder.apply({"params": params}, one, rngs=rngs), offsets)
       for one in (packed, one_a_row(TOKENS, ids))
@@ -143,32 +144,32 @@ def test_masks_do_not_depend_on_the_layout(params):
 
 
 def test_initial_values_are_berts():
-  found = _initial(dataclasses.replace(CONFIG, vocab_size=2000, num_layers=1))
-  (table,) = (v for k, v in found.items() if "word_embeddings" in k)
+  values = _initial(dataclasses.replace(CONFIG, vocab_size=2000, num_layers=1))
+  (table,) = (v for k, v in values.items() if "word_embeddings" in k)
   # TF1's truncated_normal: cut at two deviations and not scaled up again, so
   # that √(1 − 4φ(2) / (2Φ(2) − 1)) = 0.8796 of the deviation remains.
   assert abs(table.std() - 0.8796 * 0.02) < 2e-4
   assert np.abs(table).max() <= 0.04
-  assert not any(v.any() for k, v in found.items() if "['bias']" in k)
+  assert not any(v.any() for k, v in values.items() if "['bias']" in k)
 
 
 @pytest.mark.slow
 def test_mimetic_values_are_sinusoids_and_near_identities():
-  found = _initial(
+  values = _initial(
     dataclasses.replace(
       CONFIG, hidden_size=48, init_stddev=0.1, initialization="mimetic"
     )
   )
   projections = [
     kernel
-    for name, leaf in found.items()
+    for name, leaf in values.items()
     if leaf.shape[-2:] == (48, 48) and "attention" in name
     for kernel in leaf.reshape(-1, 48, 48)
   ]
   assert len(projections) == 4 * CONFIG.num_layers
   for kernel in projections:
     assert 0 < np.abs(kernel - np.eye(48)).max() < 0.1
-  (positions,) = (v for k, v in found.items() if "position_embeddings" in k)
+  (positions,) = (v for k, v in values.items() if "position_embeddings" in k)
   # Sines and cosines of the same angles: all as long, and the product of two
   # positions depends on their distance alone.
   products = positions @ positions.T
@@ -192,9 +193,9 @@ def test_cudnn_attends_as_xla_does(monkeypatch):
   tokens[1, 9:] = 0
   sequences = one_a_row(jnp.asarray(tokens))
   config = dataclasses.replace(
-    CONFIG, hidden_size=64, num_heads=2, max_positions=16, dtype=jnp.bfloat16
+    CONFIG, hidden_size=64, num_heads=2, num_layers=1, dtype=jnp.bfloat16
   )
-  variables = BertEncoder(config).init(jax.random.key(0), sequences)
+  variables = {"params": _random(BertEncoder(config).init, sequences)}
 
   def gradients(name):
     encoder = BertEncoder(dataclasses.replace(config, attention=name))
@@ -227,14 +228,23 @@ def test_the_query_tower_alone_embeds_queries(shared):
   np.testing.assert_array_equal(embed(alone), embed(params))
 
 
+def test_components_are_equal_in_any_order():
+  modules = [
+    ("retriever", BertRetriever(CONFIG)),
+    ("reader", BertReader(CONFIG)),
+  ]
+  components = [Components(dict(one)) for one in (modules, modules[::-1])]
+  assert len({*components}) == 1
+
+
 def test_scores_are_float32_in_mixed_precision():
   # The losses are sums of their exponentials and logarithms.
   bert = dataclasses.replace(CONFIG, dtype=jnp.bfloat16, max_positions=24)
   reader = BertReader(bert, joint_length=14, span_size=6, max_answer_width=3)
-  given = jax.random.key(0), TOKENS, TOKENS[:, None], np.ones((3, 2), np.int32)
-  (logits, spans), _ = jax.eval_shape(lambda: reader.init_with_output(*given))
+  inputs = jax.random.key(0), TOKENS, TOKENS[:, None], np.ones((3, 2), np.int32)
+  (logits, spans), _ = jax.eval_shape(lambda: reader.init_with_output(*inputs))
   assert logits.dtype == spans.logits.dtype == jnp.float32
   vectors, _ = jax.eval_shape(
-    lambda: BertRetriever(bert).init_with_output(*given[:3])
+    lambda: BertRetriever(bert).init_with_output(*inputs[:3])
   )
   assert {one.dtype for one in vectors} == {jnp.dtype(jnp.float32)}

@@ -1,5 +1,7 @@
 """The layers of a graph reader, against loops in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,10 +31,15 @@ def _reader() -> GraphReader:
 
 
 def _params(reader: GraphReader):
-  made = reader.init_parameters(
-    jax.random.key(0), query_length=4, block_length=8
+  """Random parameters, for which nothing is compiled."""
+  init = functools.partial(
+    reader.init_parameters, query_length=4, block_length=8
   )
-  return nn.unbox(made)
+  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+  rng = np.random.default_rng(2)
+  return jax.tree.map(
+    lambda leaf: jnp.float32(rng.normal(0.1, 0.3, leaf.shape)), shapes
+  )
 
 
 def test_layers_equal_loops_over_edges():
@@ -45,20 +52,21 @@ def test_layers_equal_loops_over_edges():
   )
   # Nothing leads to the last passage, or from it.
   edges[:, -1] = edges[:, :, -1] = 0
-  given = jnp.asarray(vectors), jnp.asarray(edges)
-  found = reader.apply({"params": params}, *given, method="fused")
+  inputs = jnp.asarray(vectors), jnp.asarray(edges)
+  fuse = jax.jit(functools.partial(reader.apply, method="fused"))
+  fused = fuse({"params": params}, *inputs)
   known = jax.tree.map(np.float64, params)
 
   def linear(name, x):
     return x @ known[name]["kernel"] + known[name]["bias"]
 
-  for graph, kinds, got in zip(vectors, edges, found, strict=True):
+  for graph, kinds, result in zip(vectors, edges, fused, strict=True):
     nodes = [*np.float64(graph)]
     for layer in range(reader.graph_layers):
       starts, ends = known["relations"][layer]
       after = []
       for i, node in enumerate(nodes):
-        said = []
+        messages = []
         for j, other in enumerate(nodes):
           # Kinds beyond the last that is known count as it.
           outward, inward = min(kinds[i, j], 3), min(kinds[j, i], 3)
@@ -68,8 +76,8 @@ def test_layers_equal_loops_over_edges():
             )
             pair = pair + (starts[outward] if outward else 0)
             pair = pair + (ends[inward] if inward else 0)
-            said.append(np.maximum(pair, 0))
-        message = np.mean(said, axis=0) if said else np.zeros(_SIZE)
+            messages.append(np.maximum(pair, 0))
+        message = np.mean(messages, axis=0) if messages else np.zeros(_SIZE)
         whole = node + linear(f"out_{layer}", message)
         norm = known[f"norm_{layer}"]
         scaled = (whole - whole.mean()) / np.sqrt(
@@ -77,7 +85,7 @@ def test_layers_equal_loops_over_edges():
         )
         after.append(scaled * norm["scale"] + norm["bias"])
       nodes = after
-    np.testing.assert_allclose(got, nodes, atol=2e-6)
+    np.testing.assert_allclose(result, nodes, atol=2e-6)
 
 
 def test_an_edge_changes_the_spans_of_both_its_ends_alone():
@@ -88,6 +96,7 @@ def test_an_edge_changes_the_spans_of_both_its_ends_alone():
   blocks = rng.integers(5, 30, (1, 4, 8)).astype(np.int32)
   blocks[..., 0], blocks[..., 2], blocks[..., -1] = 2, 3, 3
 
+  @jax.jit
   def spans(edges):
     inputs = GraphInputs(reader.join(query, blocks), jnp.asarray(edges))
     return reader.apply(

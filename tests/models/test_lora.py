@@ -14,6 +14,6 @@ def test_a_layer_computes_what_pefts_does():
     for size in ((5, 4), (4, 6), (6,), (4, 2), (2, 6))
   )
   params = {"kernel": kernel, "bias": bias, "lora_a": a, "lora_b": b}
-  found = LoraDense(6, name="up", lora=LORA).apply({"params": params}, x)
-  wanted = x @ kernel + bias + (x @ a) @ b * 3.0 / 2
-  np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+  result = LoraDense(6, name="up", lora=LORA).apply({"params": params}, x)
+  expected = x @ kernel + bias + (x @ a) @ b * 3.0 / 2
+  np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

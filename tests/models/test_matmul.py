@@ -54,18 +54,18 @@ def test_gradients_of_a_layer_are_such_products():
   @jax.jit
   def differentiate(x, kernel, gradient):
     product, pull = jax.vjp(
-      lambda *given: matmul.dot_general(*given, (((2,), (0,)), ((), ()))),
+      lambda *operands: matmul.dot_general(*operands, (((2,), (0,)), ((), ()))),
       *(x, kernel),
     )
     return product, *pull(gradient)
 
   product, d_x, d_kernel = differentiate(x, kernel, gradient)
-  for found, expected in (
+  for result, expected in (
     (product, _exact("bnd,df->bnf", x, kernel)),
     (d_x, _exact("bnf,df->bnd", gradient, kernel)),
     (d_kernel, _exact("bnd,bnf->df", x, gradient)),
   ):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("multiplies_bfloat16")

@@ -1,6 +1,9 @@
 """The path retriever against its formulas, computed one passage at a time."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -36,11 +39,12 @@ class Network:
 def random_values(module, *, query_length, block_length):
   """Parameters that are nowhere 0 or 1."""
   rng = np.random.default_rng(0)
-  boxed = module.init_parameters(
-    jax.random.key(0), query_length=query_length, block_length=block_length
+  init = functools.partial(
+    module.init_parameters, query_length=query_length, block_length=block_length
   )
+  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
   return jax.tree.map(
-    lambda x: x + rng.normal(0, 0.3, x.shape).astype("f4"), nn.unbox(boxed)
+    lambda leaf: jnp.float32(rng.normal(0.2, 0.3, leaf.shape)), shapes
   )
 
 
@@ -53,7 +57,7 @@ def test_each_step_follows_the_formulas():
   batch = tiny.batch("reranking")
   query = batch.query
   blocks = np.concatenate([batch.blocks, batch.blocks[:, :1]], axis=1)
-  found = module.apply(
+  logits = module.apply(
     {"params": params},
     sequences.padded(module.join(query, blocks).token_ids),
     num_passages=PASSAGES,
@@ -61,16 +65,14 @@ def test_each_step_follows_the_formulas():
     method="path_logits",
   )
   network = Network(module, params)
+  encode = jax.jit(functools.partial(pair_vectors, module))
   expected = np.zeros((len(query), HOPS + 1, PASSAGES + 1))
   for b in range(len(query)):
-    own = (
-      pair_vectors(module, params, query[b : b + 1], x[None])[0]
-      for x in blocks[b]
-    )
-    w, h = [*map(np.float64, own), network.end], network.start
+    vectors = (encode(params, query[b : b + 1], x[None])[0] for x in blocks[b])
+    w, h = [*map(np.float64, vectors), network.end], network.start
     for t in range(HOPS + 1):
       expected[b, t] = [network.logit(h, one) for one in w]
       h = network.following(h, w[t])
-  np.testing.assert_allclose(found, expected, atol=2e-5)
+  np.testing.assert_allclose(logits, expected, atol=2e-5)
   # What was chosen changes what is scored.
   assert np.abs(np.diff(expected, axis=1)).max() > 0.1

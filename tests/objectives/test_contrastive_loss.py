@@ -69,13 +69,13 @@ def test_equals_a_loop(shared, margin, symmetric):
   expected, correct = _by_hand(case, **settings)
   known = BlockHashes(to_words(hashes), to_words(positives), is_block)
   some = jnp.arange(N) % 3 == 0
-  found = contrastive_loss(
+  means = contrastive_loss(
     *map(jnp.asarray, (queries, blocks)),
     known.negatives(shared=shared),
     score_scale=SCALE,
     groups={"some": some},
     **settings,
   ).means()
-  assert found["loss"] == pytest.approx(expected, rel=1e-5)
-  assert found["accuracy"] == pytest.approx(correct.mean())
-  assert found["accuracy_some"] == pytest.approx(correct[::3].mean())
+  assert means["loss"] == pytest.approx(expected, rel=1e-5)
+  assert means["accuracy"] == pytest.approx(correct.mean())
+  assert means["accuracy_some"] == pytest.approx(correct[::3].mean())

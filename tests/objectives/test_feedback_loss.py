@@ -50,14 +50,14 @@ _ORDERS = [*itertools.permutations(range(3), _K)]
 def test_orders_have_the_probabilities_of_plackett_and_luce():
   scores = _RNG.normal(size=_N)
   lists = _lists(_ORDERS, scores=scores, rewards=np.zeros((len(_ORDERS), _K)))
-  found = order_log_probabilities(lists.scores, lists)
+  log_p = order_log_probabilities(lists.scores, lists)
   expected = [_log_p(scores, order, _T) for order in _ORDERS]
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-  assert np.exp(found.sum(axis=1)).sum() == pytest.approx(1, abs=1e-5)
+  np.testing.assert_allclose(log_p, expected, rtol=1e-5, atol=1e-6)
+  assert np.exp(log_p.sum(axis=1)).sum() == pytest.approx(1, abs=1e-5)
   # Padding behind the blocks that were shown changes nothing.
   longer = np.pad(_ORDERS, ((0, 0), (0, 1)), constant_values=-1)
   padded = order_log_probabilities(lists.scores, lists._replace(shown=longer))
-  np.testing.assert_array_equal(padded[:, :_K], found)
+  np.testing.assert_array_equal(padded[:, :_K], log_p)
   np.testing.assert_array_equal(padded[:, _K:], 0)
 
 
@@ -74,17 +74,17 @@ def test_the_mean_gradient_is_that_of_the_expected_reward():
     return jnp.exp(order_log_probabilities(tiled, lists).sum(axis=1))
 
   served = jnp.asarray(scores, jnp.float32)
-  wanted = jax.grad(lambda x: -jnp.sum(probability(x) * reward))(served)
-  own = probability(served)
+  expected = jax.grad(lambda x: -jnp.sum(probability(x) * reward))(served)
+  probabilities = probability(served)
 
   def mean(x):
     tiled = jnp.tile(x[None], (len(_ORDERS), 1))
     losses, weights, _ = policy_gradient(tiled, lists, clip_ratio=4.0)
     np.testing.assert_allclose(weights, 1.0, rtol=1e-5)
-    return jnp.sum(jax.lax.stop_gradient(own) * losses)
+    return jnp.sum(jax.lax.stop_gradient(probabilities) * losses)
 
   # A baseline changes no mean gradient.
-  np.testing.assert_allclose(jax.grad(mean)(served), wanted, atol=1e-5)
+  np.testing.assert_allclose(jax.grad(mean)(served), expected, atol=1e-5)
 
 
 def test_ratios_are_clipped_and_lists_without_weight_teach_nothing():
@@ -157,10 +157,12 @@ def test_the_divergence_is_over_the_blocks_of_all_lists():
   lists = _lists([(0, 1)] * 2, scores=start[0, :_N], rewards=np.zeros((2, 2)))
   is_block = np.tile(_IS_BLOCK, 2)
   own = jnp.asarray(scores)
-  found = divergence(own, jnp.asarray(start), lists)
+  divergences = divergence(own, jnp.asarray(start), lists)
   for row in range(2):
     p, q = (np.exp(x[row, is_block] / _T) for x in (scores, start))
     p, q = p / p.sum(), q / q.sum()
-    assert found[row] == pytest.approx(np.sum(p * np.log(p / q)), rel=1e-4)
+    assert divergences[row] == pytest.approx(
+      np.sum(p * np.log(p / q)), rel=1e-4
+    )
   gradient = jax.grad(lambda x: divergence(own, x, lists).sum())
   np.testing.assert_array_equal(gradient(jnp.asarray(start)), 0)

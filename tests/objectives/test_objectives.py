@@ -136,8 +136,8 @@ def _evaluate(name, form, temperature=None):
   objective = functools.partial(OBJECTIVES[name].loss, form=form, **settings)
 
   def loss(relevance, logits):
-    found = masked_lm_loss(relevance, logits, *rest, objective=objective)
-    return found.loss.mean, found.means()
+    weighted = masked_lm_loss(relevance, logits, *rest, objective=objective)
+    return weighted.loss.mean, weighted.means()
 
   evaluate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
   with jax.enable_x64(True):
@@ -183,8 +183,8 @@ def test_metrics_by_hand():
   relevance = _log(0.75, 0.25)[None]
   null, other = _log([0.2, 0.8], [0.5, 0.5]), _log([0.6, 0.4], [0.9, 0.1])
   logits = np.stack([null, other])[None]
-  given = relevance, logits, np.zeros((1, 2), np.int32), np.ones((1, 2))
-  with_null = _loss(*given)
+  inputs = relevance, logits, np.zeros((1, 2), np.int32), np.ones((1, 2))
+  with_null = _loss(*inputs)
   expected = {
     "log_likelihood": (np.log(0.3) + np.log(0.6)) / 2,
     "log_likelihood_null": (np.log(0.2) + np.log(0.5)) / 2,
@@ -201,7 +201,7 @@ def test_metrics_by_hand():
   for name, value in expected.items():
     assert with_null.means()[name] == pytest.approx(value, rel=1e-5), name
   # Without a null block nothing is compared with it.
-  without = _loss(*given, has_null=False)
+  without = _loss(*inputs, has_null=False)
   assert without.loss.mean == with_null.loss.mean
   assert with_null.metrics.keys() - without.metrics.keys() == {
     "masked_accuracy_null",
@@ -218,8 +218,8 @@ def test_a_batch_without_masks_costs_nothing(form):
   targets = targets.astype(np.int32)
 
   def loss(relevance, logits):
-    found = _loss(relevance, logits, targets, 0 * weights, form=form)
-    return found.loss.mean
+    weighted = _loss(relevance, logits, targets, 0 * weights, form=form)
+    return weighted.loss.mean
 
   value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(relevance, logits)
   assert value == 0.0
@@ -230,19 +230,19 @@ def test_the_example_of_the_documents_runs(monkeypatch):
   monkeypatch.setattr(masked_lm, "OBJECTIVES", dict(masked_lm.OBJECTIVES))
   names: dict = {}
   exec(fenced("docs/extending.md", "## An objective"), names)
-  given = example()
+  arrays = example()
   added = masked_lm.OBJECTIVES["best_block"]
-  found = masked_lm_loss(*map(jnp.asarray, given), objective=added.loss)
+  weighted = masked_lm_loss(*map(jnp.asarray, arrays), objective=added.loss)
   assert added.has_target
   expected = [
     np.log(_softmax(relevance)[np.argmax(likelihood)])
     for relevance, likelihood in zip(
-      given[0], _log_likelihood(*given[1:]), strict=True
+      arrays[0], _log_likelihood(*arrays[1:]), strict=True
     )
   ]
   # Examples count as often as they have masks.
-  assert found.means()["retriever_loss"] == pytest.approx(
-    -np.average(expected, weights=given[3].sum(axis=1)), rel=1e-5
+  assert weighted.means()["retriever_loss"] == pytest.approx(
+    -np.average(expected, weights=arrays[3].sum(axis=1)), rel=1e-5
   )
 
 
@@ -267,10 +267,10 @@ def test_words_of_keys_are_mixed_in():
         mixed[word] += share * weight / weights.sum()
     expected.append(np.log(mixed[targets[row]]))
     best.append(np.argmax(mixed) == targets[row])
-  given = log_probs, scores, words, targets
-  found, hits = knn_lm(*given, share, temperature)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  inputs = log_probs, scores, words, targets
+  log_p, hits = knn_lm(*inputs, share, temperature)
+  np.testing.assert_allclose(log_p, expected, rtol=1e-5)
   assert hits.tolist() == best
-  found, hits = knn_lm(*given, 0.0, temperature)
-  assert (found == log_probs[np.arange(n), targets]).all()
+  log_p, hits = knn_lm(*inputs, 0.0, temperature)
+  assert (log_p == log_probs[np.arange(n), targets]).all()
   assert (hits == (log_probs.argmax(axis=1) == targets)).all()

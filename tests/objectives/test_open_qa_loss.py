@@ -55,16 +55,16 @@ def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
 
 
 def test_equals_loops_in_numpy():
-  given = example(0)
-  loss, metrics = _loss(*given)
-  retriever, reader = _by_hand(*given)
+  arrays = example(0)
+  loss, metrics = _loss(*arrays)
+  retriever, reader = _by_hand(*arrays)
   assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
   assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
   assert loss == pytest.approx(retriever + reader, rel=1e-5)
-  _, has_answer, _, is_span, is_answer = given
-  found = has_answer.any(axis=1), (is_answer & is_span).any(axis=(1, 2, 3))
-  assert metrics["recall_searched"] == found[0].mean()
-  assert metrics["recall_read"] == found[1].mean()
+  _, has_answer, _, is_span, is_answer = arrays
+  is_found = has_answer.any(axis=1), (is_answer & is_span).any(axis=(1, 2, 3))
+  assert metrics["recall_searched"] == is_found[0].mean()
+  assert metrics["recall_read"] == is_found[1].mean()
 
 
 def test_hard_em_takes_the_best_correct_span_alone():
@@ -72,12 +72,12 @@ def test_hard_em_takes_the_best_correct_span_alone():
   # block's score is added to all of them.
   logits = jnp.log(jnp.array([1.0, 2.0, 3.0, 4.0])).reshape(1, 1, 4, 1)
   is_answer = jnp.array([True, True, True, False]).reshape(1, 1, 4, 1)
-  is_span, found = jnp.ones((1, 1, 4, 1), bool), jnp.ones((1, 2), bool)
+  is_span, has_answer = jnp.ones((1, 1, 4, 1), bool), jnp.ones((1, 2), bool)
 
   def loss(logits):
     scores = jnp.array([[5.0, 1.0]])
     weighted = _compiled(
-      scores, found, logits, is_span, is_answer, hard_em=True
+      scores, has_answer, logits, is_span, is_answer, hard_em=True
     )
     return weighted.means()["reader_loss"]
 

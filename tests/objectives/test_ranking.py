@@ -33,8 +33,8 @@ def _by_hand(name, scores, teacher):
     signed = [own, *-others]
     return np.mean([np.log1p(np.exp(-value)) for value in signed])
   if name == "kl":
-    target, found = _softmax(teacher), _softmax(scores)
-    return np.sum(target * np.log(target / found))
+    target, distribution = _softmax(teacher), _softmax(scores)
+    return np.sum(target * np.log(target / distribution))
   if not len(others):
     return 0.0
   if name == "pairwise":
@@ -47,14 +47,14 @@ def _by_hand(name, scores, teacher):
 def test_equals_a_loop(name):
   scores, teacher, is_block = map(jnp.asarray, (SCORES, TEACHER, IS_BLOCK))
   if name in RANKINGS:
-    found = RANKINGS[name](scores, is_block)
+    losses = RANKINGS[name](scores, is_block)
   else:
-    found = DISTILLATIONS[name](teacher, scores, is_block)
+    losses = DISTILLATIONS[name](teacher, scores, is_block)
   expected = [
     _by_hand(name, s[b], t[b])
     for s, t, b in zip(SCORES, TEACHER, IS_BLOCK, strict=True)
   ]
-  np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+  np.testing.assert_allclose(losses, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_margins_that_are_given_are_learnt_as_by_sentence_transformers():
@@ -79,12 +79,12 @@ def test_margins_that_are_given_are_learnt_as_by_sentence_transformers():
   assert "reranker" not in stage.components
   retriever = Components({"retriever": tiny.components().retriever})
   vectors = jnp.asarray(queries), jnp.asarray(blocks)
-  found = stage.compare(retriever, vectors, batch).means()
+  means = stage.compare(retriever, vectors, batch).means()
   # MarginMSELoss of sentence-transformers 3.1.1, in float64.
-  assert float(found["distillation"]) == pytest.approx(2.37092481, rel=1e-5)
+  assert float(means["distillation"]) == pytest.approx(2.37092481, rel=1e-5)
   plain = Contrastive(num_negatives=1, num_hard_negatives=1)
   rest = plain.compare(retriever, vectors, batch).means()["loss"]
-  assert float(found["loss"] - rest) == pytest.approx(2.37092481, rel=1e-4)
+  assert float(means["loss"] - rest) == pytest.approx(2.37092481, rel=1e-4)
 
 
 def test_a_task_that_gives_no_negatives_is_no_teacher():

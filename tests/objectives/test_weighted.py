@@ -53,7 +53,7 @@ def test_a_mean_is_divided_by_its_weights_however_small(weights, mean):
   def average(values):
     return Average.of(values, np.array(weights)).mean
 
-  found, slopes = jax.value_and_grad(average)(values)
-  assert found == pytest.approx(mean)
-  wanted = np.array(weights) / (sum(weights) or 1)
-  np.testing.assert_allclose(slopes, wanted, rtol=1e-6)
+  value, slopes = jax.value_and_grad(average)(values)
+  assert value == pytest.approx(mean)
+  expected = np.array(weights) / (sum(weights) or 1)
+  np.testing.assert_allclose(slopes, expected, rtol=1e-6)

@@ -30,15 +30,15 @@ def test_all_read_what_process_0_decides(command_server, tmp_path):
   finally:
     other.kill()
   lines = [done.stdout.splitlines(), output.read_text().splitlines()]
-  for one in (json.loads(line) for line, _ in lines):
-    assert one["sums"] == list(range(0, 150, 3))
+  for seen in (json.loads(line) for line, _ in lines):
+    assert seen["sums"] == list(range(0, 150, 3))
     # An error of one is an error of all. Directories may differ.
-    *files, different = one["errors"]
+    *files, different = seen["errors"]
     assert files == ["no space", "process 1: no space"]
     assert different.startswith("Config.batch_size is 16 in process 1")
-    assert one["stopped"] == [False, True]
+    assert seen["stopped"] == [False, True]
     # Old decisions do not pile up.
-    assert one["keys"] < 20
+    assert seen["keys"] < 20
   # In the end they have lost step, and process 1 learns that process 0 fails.
   assert codes == (2, 2)
   assert "out of step: ['of process 0', 'of process 1']" in lines[0][1]
@@ -49,5 +49,5 @@ def test_a_process_too_few_is_said(command_server):
   command = _command(f"localhost:{free_port()}", 0, timeout_seconds=2)
   done = command_server.run(command, timeout=60.0)
   assert done.returncode == ExitCode.LOST_PROCESS
-  said = "not all 2 processes started within 2 s; start one"
-  assert done.stderr.splitlines()[-1].startswith(said)
+  message = "not all 2 processes started within 2 s; start one"
+  assert done.stderr.splitlines()[-1].startswith(message)

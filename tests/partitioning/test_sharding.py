@@ -30,8 +30,10 @@ def test_a_batch_lies_over_data_and_fsdp():
 
 
 def test_own_rules_come_before_the_defaults():
-  own = sharding.with_defaults([("vocab", None), ("embed", ["fsdp", "model"])])
-  assert own == (
+  rules = sharding.with_defaults(
+    [("vocab", None), ("embed", ["fsdp", "model"])]
+  )
+  assert rules == (
     ("vocab", None),
     ("embed", ("fsdp", "model")),
     *sharding.LOGICAL_AXIS_RULES,
@@ -40,7 +42,7 @@ def test_own_rules_come_before_the_defaults():
   bert = dataclasses.replace(tiny.components().reader.bert, num_layers=3)
   tokens = padded(np.ones((1, 3), np.int32))
   boxed = jax.eval_shape(BertEncoder(bert).init, jax.random.key(0), tokens)
-  encoder = parameter_shardings(boxed, mesh, own)["params"]
+  encoder = parameter_shardings(boxed, mesh, rules)["params"]
   both = ("fsdp", "model")
   assert encoder["word_embeddings"].spec == PartitionSpec(None, both)
   # The first rule takes an axis of the mesh from those behind it.
@@ -63,9 +65,9 @@ def test_sizes_that_devices_cannot_share_are_refused():
     seed=0,
     mesh=mesh,
   )
-  own = [("heads", None), ("mlp", None)]
+  rules = [("heads", None), ("mlp", None)]
   with pytest.raises(ValueError, match=named):
-    create(axis_rules=sharding.with_defaults(own))
-  own += [("embed", None), ("vocab", None)]
-  state = create(axis_rules=sharding.with_defaults(own))
+    create(axis_rules=sharding.with_defaults(rules))
+  rules += [("embed", None), ("vocab", None)]
+  state = create(axis_rules=sharding.with_defaults(rules))
   assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(state))

@@ -96,6 +96,16 @@ class Browser:
       time.sleep(0.05)
 
 
+def edit_passage(page: Browser, block_id: str, text: str) -> str:
+  """Gives a passage on the page another text, and returns its selector."""
+  card = f'.passage[data-id="{block_id}"]'
+  page.click(f"{card} .edit")
+  page.type(f"{card} textarea", text)
+  page.click(f"{card} .editor .primary")
+  page.wait(lambda: page.text("#edits"), "the page says that it is edited")
+  return card
+
+
 @contextlib.contextmanager
 def opened(profile: Path) -> Iterator[Browser]:
   """Starts Chromium, which sees no network but loopback.

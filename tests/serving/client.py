@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from realm_jax.serving.app import PageApp, listen, server_of
+from realm_jax.serving.app import PageApp
+from realm_jax.serving.server import listen, server_of
 
 _PATIENCE_SECONDS = 300
 

@@ -30,7 +30,6 @@ def main(demo_dir: Path) -> None:
   examples = [one.question for one in itertools.islice(lines, 4)]
   best = run.ask(_QUESTION).answers[0]
   edited = best.block.text.replace(best.text, _INSTEAD)
-  card = f'.passage[data-id="{best.block.id}"]'
   service = Service(run, masked_run, examples=examples)
   with (
     tempfile.TemporaryDirectory() as folder,
@@ -41,10 +40,7 @@ def main(demo_dir: Path) -> None:
     page.send("Emulation.setDeviceMetricsOverride", **size, mobile=False)
     page.open(f"http://127.0.0.1:{port}/?q={_QUESTION}")
     page.wait(lambda: page.text("#answer"), "it is answered")
-    page.click(f"{card} .edit")
-    page.type(f"{card} textarea", edited)
-    page.click(f"{card} .editor .primary")
-    page.wait(lambda: page.text("#edits"), "the page says that it is edited")
+    browser.edit_passage(page, best.block.id, edited)
     page.run("window.scrollTo(0, 0)")
     picture = page.send("Page.captureScreenshot", format="png")["data"]
     _PICTURE.write_bytes(base64.b64decode(picture))

@@ -5,10 +5,11 @@ import contextlib
 import numpy as np
 import pytest
 
-from realm_jax.feedback.examples import FeedbackExamples
 from realm_jax.feedback.log import FeedbackLog
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import FeedbackConfig, Service
+from tests.feedback.lists import all_lists
+from tests.full_disk import full_disk
 from tests.serving import client
 
 pytestmark = pytest.mark.slow
@@ -22,11 +23,6 @@ def _served(run, directory, **settings):
     service = Service(run, feedback=FeedbackConfig(log, **settings))
     with client.served(PageApp(service)) as port:
       yield service, port
-
-
-def _lists(directory):
-  splits = (FeedbackExamples(directory, s) for s in ("train", "validation"))
-  return [one[n] for one in splits for n in range(len(one))]
 
 
 def _sent(port, ids, rewards):
@@ -53,7 +49,7 @@ def test_the_rewards_of_a_list_are_logged_with_what_was_found(run, tmp_path):
   # Search-R1's clients read the same field as without feedback.
   assert [len(own) for own in plain["result"]] == [2, 2]
   assert len(plain["request_ids"]) == 2
-  found = {one.served.query: one for one in _lists(tmp_path)}
+  found = {one.served.query: one for one in all_lists(tmp_path)}
   assert {*found} == {*_QUERIES[:2]}
   served = found[_QUERIES[0]]
   assert served.rewards == [1.0, 0.0]
@@ -80,7 +76,7 @@ def test_exploration_shows_other_blocks_and_logs_their_order(run, tmp_path):
   found = run.search(run.encode(_QUERIES[:1]), 6).rows[0].tolist()
   assert {*map(tuple, rows[1])} == {tuple(found[:3])}
   assert len({*map(tuple, rows[0])}) > 10
-  lists = [one.served for one in _lists(tmp_path)]
+  lists = [one.served for one in all_lists(tmp_path)]
   logged = [
     [found[place] for place in one.shown] for one in lists if one.temperature
   ]
@@ -98,7 +94,7 @@ def test_an_edited_text_is_not_taken_for_the_corpus_s(run, tmp_path):
     service.update({name: "Ada was born in Tarn."})
     reply = client.post(port, "/retrieve", queries=_QUERIES[:1], k=30).json()
     _sent(port, reply["request_ids"], [1.0])
-  (found,) = _lists(tmp_path)
+  (found,) = all_lists(tmp_path)
   row = best["blocks"][0]["row"]
   edited = found.served.blocks == run.corpus.block_ids[row]
   np.testing.assert_array_equal(found.served.hashes == 0, edited)
@@ -120,6 +116,16 @@ def test_malformed_feedback_is_refused(run, tmp_path, body, wanted):
   with _served(run, tmp_path) as (_, port):
     reply = client.post(port, "/feedback", **body)
   assert reply.status_code == 400 and wanted in reply.json()["error"]
+
+
+def test_rewards_that_a_full_disk_refuses_can_be_sent_again(run, tmp_path):
+  with _served(run, tmp_path) as (_, port):
+    ids = client.post(port, "/retrieve", queries=_QUERIES[:1]).json()
+    with full_disk(1):
+      refused = _sent(port, ids["request_ids"], [1.0])
+    accepted = _sent(port, ids["request_ids"], [1.0])
+  assert refused.status_code == 503 and "send them again" in refused.text
+  assert accepted.json() == {"accepted": 1, "repeated": 0}
 
 
 def test_a_service_takes_no_feedback_by_default(run):

@@ -1,5 +1,6 @@
 """The page with a model behind it: what it is told, the command, a browser."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,7 +23,8 @@ from realm_jax.models.components import Components
 from realm_jax.models.retriever import HOP_TOWER
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
-from realm_jax.serving.service import RequestError, Service
+from realm_jax.serving.requests import RequestError
+from realm_jax.serving.service import Service
 from realm_jax.training.stages.contrastive import Contrastive
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.two_hops import TwoHops
@@ -34,6 +36,24 @@ pytestmark = pytest.mark.slow
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
 _EDITED = "Oda was born in <b>Velt."
+
+
+_needs_chromium = pytest.mark.skipif(
+  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
+)
+
+
+@contextlib.contextmanager
+def _in_browser(service, folder, query=""):
+  """Yields the page of a service, which must cause no error."""
+  with (
+    client.served(PageApp(service)) as port,
+    browser.opened(folder / "profile") as page,
+  ):
+    page.open(f"http://127.0.0.1:{port}/{query}")
+    yield page
+    # The policy has kept nothing of the page from working.
+    assert page.console == []
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +171,22 @@ def test_a_retriever_alone_retrieves(retriever):
   assert service.about()["runs"] == {} and len(service.about()["missing"]) == 2
   with pytest.raises(RequestError, match="cannot answer questions"):
     next(service.answer([_ASKED]))
+
+
+def test_a_run_that_retrieves_nothing_answers_without_a_snapshot(
+  world, run_config, tmp_path
+):
+  world.save_checkpoint(tmp_path)
+  config = dataclasses.replace(
+    run_config, model_dir=tmp_path, candidates="none", num_read=1
+  )
+  service = Service(TrainedRun.load(config))
+  service.warm_up()
+  (answered,) = service.answer([_ASKED])
+  assert answered["snapshot"] is None and "error" not in answered
+  assert service.health()["status"] == "ok"
+  told = service.about()["runs"][QUESTION]
+  assert (told["index"], told["can_edit"]) == (None, False)
 
 
 def test_a_client_of_search_r1_finds_documents(run, service):
@@ -296,101 +332,69 @@ def test_the_command_serves_two_runs_until_sigterm(
   assert examples[0] == _ASKED and len(examples) == 4
 
 
-@pytest.mark.skipif(
-  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
-)
+@_needs_chromium
 def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
-  with (
-    client.served(PageApp(service)) as port,
-    browser.opened(tmp_path / "profile") as page,
-  ):
-    page.open(f"http://127.0.0.1:{port}")
-    _use(page, service)
+  with _in_browser(service, tmp_path) as page:
+    page.wait(lambda: page.text("#runs"), "the run is named")
+    told = service.explain(_ASKED)
+    # A question is typed, and its evidence seen.
+    page.type("#text", _ASKED + browser.ENTER)
+    page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
+    assert told["without"]["left_out"] in page.text("#without")
+    blocks = told["blocks"]
+    assert page.texts(".block .title") == [b["title"] for b in blocks]
+    assert told["answer"] in page.texts(".block-text .answer-mark")
+
+    # A block that is still read afterwards is edited, and the answer is that of
+    # the edited text.
+    def read(edits):
+      return [block["id"] for block in service.explain(_ASKED, edits)["blocks"]]
+
+    edited = next(b for b in blocks if b["id"] in read({b["id"]: _EDITED}))
+    card = browser.edit_passage(page, edited["id"], _EDITED)
+    after = service.explain(_ASKED, {edited["id"]: _EDITED})
+    assert page.text("#answer") == after["answer"]
+    assert told["answer"] in page.text("#before")
+    # What looks like HTML is text.
+    assert page.text(f"{card} .block-text") == _EDITED
+    assert page.run("document.querySelectorAll('.block-text b').length") == 0
+    page.click("#edit-list .restore")
+    page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
+    page.click(".block .actions button")
+    page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")
+
+    # A sentence, with the null block last.
+    told = service.explain(_SENTENCE)
+    page.type("#text", _SENTENCE + browser.ENTER)
+    page.wait(
+      lambda: page.text("#answer-title") == "Filling", "it is filled in"
+    )
+    assert page.text("#answer") == told["answer"]
+    assert page.texts(".block .title")[-1] == "No passage"
 
 
-@pytest.mark.skipif(
-  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
-)
+@_needs_chromium
 def test_in_a_browser_a_retriever_alone_is_searched(retriever, tmp_path):
   service = Service(retriever)
-  with (
-    client.served(PageApp(service)) as port,
-    browser.opened(tmp_path / "profile") as page,
-  ):
-    page.open(f"http://127.0.0.1:{port}")
+  with _in_browser(service, tmp_path) as page:
     page.wait(lambda: page.text("#submit") == "Search", "it offers a search")
     page.type("#text", _ASKED + browser.ENTER)
     page.wait(lambda: page.texts(".block .title"), "passages are shown")
     (found,) = service.retrieve([_ASKED], 10)
     titles = [block["title"] for block in found["blocks"]]
     assert page.texts(".block .title") == titles
-    assert page.console == []
 
 
-@pytest.mark.skipif(
-  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
-)
+@_needs_chromium
 def test_in_a_browser_a_passage_of_a_path_is_edited(of_paths, tmp_path):
   service = Service(of_paths)
   blocks = service.explain(_ASKED)["blocks"]
   passages = [one for block in blocks for one in block.get("path", [block])]
-  with (
-    client.served(PageApp(service)) as port,
-    browser.opened(tmp_path / "profile") as page,
-  ):
-    page.open(f"http://127.0.0.1:{port}/?q={_ASKED}")
+  with _in_browser(service, tmp_path, f"?q={_ASKED}") as page:
     page.wait(lambda: page.text("#answer"), "it is answered")
     assert page.texts(".title") == [one["title"] for one in passages]
     assert page.texts(".block-text") == [one["text"] for one in passages]
     second = next(b for b in blocks if "path" in b)["path"][1]
-    card = f'.passage[data-id="{second["id"]}"]'
-    page.click(f"{card} .edit")
-    page.type(f"{card} textarea", _EDITED)
-    page.click(f"{card} .editor .primary")
-    page.wait(lambda: page.text("#edits"), "the page says that it is edited")
+    browser.edit_passage(page, second["id"], _EDITED)
     after = service.explain(_ASKED, {second["id"]: _EDITED})
     assert page.text("#answer").split() == after["answer"].split()
-    assert page.console == []
-
-
-def _use(page, service):
-  page.wait(lambda: page.text("#runs"), "the run is named")
-  told = service.explain(_ASKED)
-  # A question is typed, and its evidence seen.
-  page.type("#text", _ASKED + browser.ENTER)
-  page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
-  assert told["without"]["left_out"] in page.text("#without")
-  blocks = told["blocks"]
-  assert page.texts(".block .title") == [b["title"] for b in blocks]
-  assert told["answer"] in page.texts(".block-text .answer-mark")
-
-  # A block that is still read afterwards is edited, and the answer is that of
-  # the edited text.
-  def read(edits):
-    return [block["id"] for block in service.explain(_ASKED, edits)["blocks"]]
-
-  edited = next(b for b in blocks if b["id"] in read({b["id"]: _EDITED}))
-  card = f'.passage[data-id="{edited["id"]}"]'
-  page.click(f"{card} .edit")
-  page.type(f"{card} textarea", _EDITED)
-  page.click(f"{card} .editor .primary")
-  page.wait(lambda: page.text("#edits"), "the page says that it is edited")
-  after = service.explain(_ASKED, {edited["id"]: _EDITED})
-  assert page.text("#answer") == after["answer"]
-  assert told["answer"] in page.text("#before")
-  # What looks like HTML is text.
-  assert page.text(f"{card} .block-text") == _EDITED
-  assert page.run("document.querySelectorAll('.block-text b').length") == 0
-  page.click("#edit-list .restore")
-  page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
-  page.click(".block .actions button")
-  page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")
-
-  # A sentence, with the null block last.
-  told = service.explain(_SENTENCE)
-  page.type("#text", _SENTENCE + browser.ENTER)
-  page.wait(lambda: page.text("#answer-title") == "Filling", "it is filled in")
-  assert page.text("#answer") == told["answer"]
-  assert page.texts(".block .title")[-1] == "No passage"
-  # The policy has kept nothing of the page from working.
-  assert page.console == []

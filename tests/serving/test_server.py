@@ -15,8 +15,10 @@ from absl.testing import flagsaver
 from harness.jobs import wait_until
 from realm_jax import serve
 from realm_jax.evaluation.ask import ask
-from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.serving.app import PageApp, listen, url_of
+from realm_jax.evaluation.config import RunConfig
+from realm_jax.evaluation.run import TrainedRun
+from realm_jax.serving.app import PageApp
+from realm_jax.serving.server import listen, url_of
 from realm_jax.serving.service import Service
 from tests import tiny_world
 from tests.conftest import PROJECT_DIR
@@ -136,6 +138,7 @@ _TOO_MANY, _UNKNOWN = (
         ),
         ("/retrieve", b'{"queries": ["a"], "where": "de"}', "want an object"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
+        ("/retrieve", b'{"queries": ["a"], "k": true}', "k=True; want 1 to"),
       )
     ),
   ],
@@ -236,10 +239,7 @@ def test_a_turn_retrieves_no_more_blocks_than_memory_allows(run):
           pool.submit(client.post, port, "/retrieve", queries=queries, k=1000)
         )
         assert service.begun.wait(10)
-      wait_until(
-        lambda: client.request(port, "GET", "/healthz").json()["waiting"] == 5,
-        what="five requests wait",
-      )
+      _wait_for(port, 5)
       service.gate.set()
       for size, request in zip(sizes, requests, strict=True):
         assert len(request.result(30).json()["results"]) == size
@@ -352,7 +352,7 @@ def test_a_token_guards_all_but_the_page_and_its_health(run):
 
 
 def test_a_request_that_does_not_arrive_is_given_up(port, monkeypatch):
-  monkeypatch.setattr("realm_jax.serving.app._BODY_SECONDS", 0.2)
+  monkeypatch.setattr("realm_jax.serving.requests._BODY_SECONDS", 0.2)
 
   def slowly():
     yield b"{"

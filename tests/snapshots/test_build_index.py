@@ -207,6 +207,7 @@ def test_processes_share_a_snapshot_are_killed_and_stop_together(
     "CORPUS_DIR": str(corpus.source),
     "TOKENS_PER_BATCH": 4096,
     "SHARD_BLOCKS": 3,
+    "NUM_LENGTHS": 1,
     "INDEX": Macro("EXACT"),
     # The retriever of the checkpoints that `builds` saves.
     "bert.BertConfig.hidden_size": 16,

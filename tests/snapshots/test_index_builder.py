@@ -198,6 +198,15 @@ def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(
   assert found() == RandomConfig(seed=7)
 
 
+def test_a_snapshot_that_nothing_can_load_keeps_no_better_one_back(
+  run, saved, tmp_path, corpus
+):
+  fingerprint = {"corpus_fingerprint": "0" * 64}
+  publish_one(tmp_path / "snapshots", corpus, 0, **fingerprint)
+  saved(500)
+  assert run(publish_if_better=True)[1] == [500]
+
+
 def test_an_idle_builder_reads_a_manifest_once(run, saved, monkeypatch):
   saved(0)
   read = mock.Mock(side_effect=Manifest.from_json)

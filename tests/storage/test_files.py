@@ -19,7 +19,7 @@ from realm_jax.storage.access import (
 )
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
-from realm_jax.storage.line_files import lines_of
+from realm_jax.storage.line_files import IndexedLines, lines_of
 from realm_jax.storage.paths import read_bytes, upload_directory, version_of
 
 
@@ -73,7 +73,7 @@ def test_lines_are_the_same_however_they_are_compressed(
   suffix, compress, tmp_path
 ):
   rng = np.random.default_rng(0)
-  lines = [b"%b\n" % rng.bytes(99).hex().encode() for _ in range(9999)]
+  lines = [b"%b\n" % rng.bytes(99).hex().encode() for _ in range(2000)]
   lines[5:7] = b"\n", b"a\rb\r\n"
   path = tmp_path / f"file{suffix}"
   path.write_bytes(compress(b"".join(lines)) + compress(b"no end"))
@@ -82,6 +82,16 @@ def test_lines_are_the_same_however_they_are_compressed(
   if suffix:
     with pytest.raises(RealmError, match=rf"file\{suffix} cannot be decompr"):
       list(lines_of(path))
+
+
+def test_lines_are_read_in_any_order_from_their_places(tmp_path):
+  path = tmp_path / "file"
+  lines = [b"one\r\n", b"\r\n", b" \n", "é\n".encode(), b"last"]
+  path.write_bytes(b"".join(lines))
+  indexed = IndexedLines(path)
+  assert [indexed[i] for i in range(len(indexed))] == lines
+  path.write_bytes(b"".join(lines[:2]))
+  assert len(IndexedLines(path)) == 1
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(
@@ -107,16 +117,16 @@ def test_a_bucket_that_is_not_there(object_store, require):
 
 
 @pytest.mark.parametrize(
-  ("method", "said"),
+  ("method", "message"),
   [
     ("GET", r"cannot be read: .*roles/stor"),
     ("POST", "cannot be written: .*refuses"),
     ("DELETE", "cannot be removed: .*refuses"),
   ],
 )
-def test_a_bucket_that_may_not_be_used(object_store, method, said):
+def test_a_bucket_that_may_not_be_used(object_store, method, message):
   object_store.inject(StoreFault("refuse", f"^{method}", status=403, times=9))
-  with pytest.raises(StoreAccessError, match=said):
+  with pytest.raises(StoreAccessError, match=message):
     require_writable(object_store.path("access/run"))
   object_store.inject()
   for name in object_store.names("access/run"):

@@ -19,9 +19,9 @@ from tests.full_disk import full_disk
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_and_a_full_quota_are_explained(code):
-  said = r"disk of /disk/run is full \(.*\), so /disk/run .*: keep fewer"
+  message = r"disk of /disk/run is full \(.*\), so /disk/run .*: keep fewer"
   with (
-    pytest.raises(DiskFullError, match=said),
+    pytest.raises(DiskFullError, match=message),
     explain_full_disk("/disk/run", advice="keep fewer"),
   ):
     raise OSError(code, os.strerror(code))

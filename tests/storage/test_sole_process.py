@@ -87,9 +87,8 @@ def test_a_lease_is_written_on_the_condition_that_google_documents(
   assert "ifGenerationMatch=0" in written[0]
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_second_process_is_refused_until_the_first_is_killed(
-  holder, directory, set_times, monkeypatch, is_restarted
+  holder, directory, monkeypatch
 ):
   # The refused one does not disturb the first.
   for _ in range(2):
@@ -100,11 +99,8 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
       pass
   os.kill(holder.pid, signal.SIGKILL)
   holder.wait()
-  if is_restarted:
-    # It waits for nobody: its supervisor has seen the holder's end.
-    monkeypatch.setenv(supervisor.VARIABLE, "of test")
-  else:
-    set_times(1.0)
+  # It waits for nobody: its supervisor has seen the holder's end.
+  monkeypatch.setenv(supervisor.VARIABLE, "of test")
   started = time.monotonic()
   with sole_process(directory) as check:
     check()
@@ -127,8 +123,8 @@ def test_a_process_that_was_suspended_ends_when_it_wakes(
     os.kill(zombie.pid, signal.SIGSTOP)
     with sole_process(directory) as check:
       os.kill(zombie.pid, signal.SIGCONT)
-      said, _ = zombie.communicate("check\n", timeout=60)
-      assert "has another trainer now" in said
+      printed, _ = zombie.communicate("check\n", timeout=60)
+      assert "has another trainer now" in printed
       check()
 
 
@@ -164,6 +160,16 @@ def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
     pass
   renewal.join()
   assert elsewhere.token == "abc"
+
+
+def test_a_lease_that_nobody_renews_for_a_lifetime_is_free(
+  elsewhere, set_times
+):
+  set_times(1.0)
+  elsewhere.write()
+  with sole_process(elsewhere.directory) as check:
+    assert elsewhere.token != "abc"
+    check()
 
 
 def test_a_process_whose_role_was_taken_meanwhile_ends(elsewhere):

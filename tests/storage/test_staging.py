@@ -104,8 +104,8 @@ def test_what_was_not_used_for_longest_goes_and_what_is_in_use_stays(
   for name, other in zip("be", others, strict=True):
     other.get(name)
   assert _copies(cache) == _sums("bde")
-  one = _staged(far)
-  one.get("a")
+  last = _staged(far)
+  last.get("a")
   assert _copies(cache) == _sums("abde")
   assert "all in use" in caplog.text
   assert (kept.root / "d").read_bytes() == _content("d")

@@ -33,21 +33,21 @@ def tagger(golden):
   return find_tagger(f"bert:{golden}")
 
 
-def _entities(sentence, found):
+def _entities(sentence, entities):
   """What transformers found, in bytes of the sentence."""
   return [
     (
       *(len(sentence[:place].encode()) for place in (start, limit)),
       parse_labels(["O", kind])[1][0],
     )
-    for start, limit, kind in found
+    for start, limit, kind in entities
   ]
 
 
 def test_entities_are_those_of_transformers_pipeline(tagger, sentences):
-  wanted = [_entities(*row) for row in sentences.items()]
-  assert len({kind for row in wanted for *_, kind in row}) == 4
-  assert tagger.entities(list(sentences)) == wanted
+  expected = [_entities(*row) for row in sentences.items()]
+  assert len({kind for row in expected for *_, kind in row}) == 4
+  assert tagger.entities(list(sentences)) == expected
 
 
 def test_a_text_is_tagged_alike_in_any_company(tagger, sentences):
@@ -75,9 +75,9 @@ def test_a_sentence_that_is_too_long_is_read_in_parts(tagger):
 def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
   text = "the ship sailed on 3 May 1901 and in the winter of 1902"
   entities = tagger.entities([text])[0]
-  found = tagger(text, "")
-  assert found == sorted(found)
-  assert [span for span in found if span.kind != "date"] == entities
+  spans = tagger(text, "")
+  assert spans == sorted(spans)
+  assert [span for span in spans if span.kind != "date"] == entities
   dates = salient_spans.dates(text, "")
   assert [text[s:t] for s, t, _ in dates] == ["3 May 1901", "1902"]
   free = [
@@ -85,11 +85,11 @@ def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
     for date in dates
     if all(date.limit <= s or t <= date.start for s, t, _ in entities)
   ]
-  assert [span for span in found if span.kind == "date"] == free
+  assert [span for span in spans if span.kind == "date"] == free
 
 
 @pytest.mark.parametrize(
-  ("changes", "said"),
+  ("changes", "message"),
   [
     ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
@@ -98,11 +98,13 @@ def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
   ],
   ids=str,
 )
-def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
+def test_a_directory_of_no_tagger_is_refused(
+  golden, tmp_path, changes, message
+):
   directory = shutil.copytree(golden, tmp_path / "model")
   config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
   write_json(directory / "config.json", config | changes)
-  with pytest.raises(WeightsError, match=said):
+  with pytest.raises(WeightsError, match=message):
     find_tagger(f"bert:{directory}")
 
 
@@ -110,7 +112,7 @@ _LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()
 
 
 @pytest.mark.parametrize(
-  ("words", "sentences", "wanted"),
+  ("words", "sentences", "expected"),
   [
     ("O O", "00", []),
     ("B-PER I-PER O", "000", [(0, 1, "person")]),
@@ -129,7 +131,7 @@ _LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()
     ("B-PER I-PER I-PER", "122", [(0, 0, "person"), (1, 2, "person")]),
   ],
 )  # fmt: skip
-def test_words_of_one_kind_are_one_entity(words, sentences, wanted):
+def test_words_of_one_kind_are_one_entity(words, sentences, expected):
   labels = np.array([_LABELS.index(name) for name in words.split()])
   numbers = np.array([int(digit) for digit in sentences])
-  assert list(entities(labels, numbers, parse_labels(_LABELS))) == wanted
+  assert list(entities(labels, numbers, parse_labels(_LABELS))) == expected

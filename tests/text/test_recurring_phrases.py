@@ -52,11 +52,11 @@ def test_a_name_that_recurs_is_tagged(texts, name):
     assert (name, "phrase") in tagged(tagger, text + "\n" + texts[3])
   # At most twelve of a hundred words are tagged, each once.
   text = "\n".join(texts * 5)
-  found = tagged(tagger, text)
+  spans = tagged(tagger, text)
   characters = {id(CHINESE): 2, id(THAI): 5}.get(id(texts))
   words = len(text) / characters if characters else len(text.split())
-  assert 0 < len(found) <= 0.12 * words
-  assert len({span for span, _ in found}) == len(found)
+  assert 0 < len(spans) <= 0.12 * words
+  assert len({span for span, _ in spans}) == len(spans)
   # It is no phrase of a corpus that has it once.
   once = count_phrases([texts[0], texts[3]])
   assert name not in dict(tagged(once, texts[0]))
@@ -65,11 +65,11 @@ def test_a_name_that_recurs_is_tagged(texts, name):
 def test_numbers_are_tagged_with_their_units_and_latin_words_as_they_are():
   tagger = count_phrases(CHINESE)
   text = "1987年，他走了38公里到 Lower Velt 去看望一位老人，得票27-30%，共7。"
-  found = dict(tagged(tagger, text * 3))
-  assert found["1987年"] == "date"
-  assert found["38公里"] == "quantity"
-  assert found["27-30%"] == found["7"] == "number"
-  assert found["Lower Velt"] == "name"
+  kinds = dict(tagged(tagger, text * 3))
+  assert kinds["1987年"] == "date"
+  assert kinds["38公里"] == "quantity"
+  assert kinds["27-30%"] == kinds["7"] == "number"
+  assert kinds["Lower Velt"] == "name"
 
 
 def test_languages_but_english_have_it_by_default():

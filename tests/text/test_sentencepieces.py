@@ -96,10 +96,10 @@ def test_sentinels_are_the_last_ids_and_words_of_their_own(vocabulary, theirs):
 
 
 def test_a_model_keeps_the_sentinels_that_it_has(theirs):
-  own = SentencePieceVocabulary(theirs.sp_model)
-  assert (own.size, *own.sentinels) == (1_100, *range(1_099, 999, -1))
+  ours = SentencePieceVocabulary(theirs.sp_model)
+  assert (ours.size, *ours.sentinels) == (1_100, *range(1_099, 999, -1))
   text = "the <extra_id_1> river"
-  assert own.encode(text) == theirs.encode(text)
+  assert ours.encode(text) == theirs.encode(text)
 
 
 def test_texts_of_a_batch_end_and_are_padded(vocabulary):

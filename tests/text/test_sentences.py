@@ -39,9 +39,9 @@ def test_sentences_of_a_long_text_are_in_their_places():
   for between in ("\n\n", " "):
     sentences = [f"“Élan {n} is long.” It is sentence {n}." for n in range(999)]
     text = between.join(sentences)
-    found = [text[start:limit] for start, limit in sentence_characters(text)]
-    assert " ".join(found) == " ".join(sentences)
-    assert len(found) == 2 * len(sentences)
+    parts = [text[start:limit] for start, limit in sentence_characters(text)]
+    assert " ".join(parts) == " ".join(sentences)
+    assert len(parts) == 2 * len(sentences)
 
 
 def test_a_text_that_the_library_fails_on_is_one_sentence():

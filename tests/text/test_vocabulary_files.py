@@ -60,6 +60,13 @@ def test_pieces_of_hugging_face_have_the_ids_that_its_files_give(tmp_path):
     read_vocabulary(tmp_path)
 
 
+def test_a_tokenizer_without_pieces_is_refused(tmp_path):
+  fast = {"model": {"type": "WordPiece", "vocab": {}}}
+  write_json(tmp_path / "tokenizer.json", fast)
+  with pytest.raises(VocabularyError, match=r"tokenizer.json has no \[PAD\]"):
+    read_vocabulary(tmp_path)
+
+
 @pytest.mark.parametrize(
   ("files", "arguments", "expected"),
   [
@@ -92,14 +99,14 @@ def test_the_files_beside_a_vocabulary_say_how_text_is_normalized(
 ):
   for name, content in files.items():
     write_json(vocab.parent / f"{name}.json", content)
-  found = read_vocabulary(vocab, **arguments)
+  vocabulary = read_vocabulary(vocab, **arguments)
   if expected == "cased":
     expected = Normalization.of(cased=True)
-  assert found.normalization == expected
-  write_vocabulary(vocab.parent, found)
+  assert vocabulary.normalization == expected
+  write_vocabulary(vocab.parent, vocabulary)
   again = read_vocabulary(vocab)
-  assert (again.pieces, again.normalization) == (found.pieces, expected)
-  assert again.digest == found.digest
+  assert (again.pieces, again.normalization) == (vocabulary.pieces, expected)
+  assert again.digest == vocabulary.digest
   # Another normalization is another vocabulary.
   hashes = {
     WordpieceVocabulary(PIECES, one).digest

@@ -58,33 +58,33 @@ class HostIndex:
 
 def _faked(kind, **fields):
   """An object of a class that has these fields alone."""
-  made = object.__new__(kind)
-  vars(made).update(fields)
-  return made
+  fake = object.__new__(kind)
+  vars(fake).update(fields)
+  return fake
 
 
-def _snapshot(step, index, scale=1.0):
+def _snapshot(step):
   return _faked(
     Snapshot,
     step=step,
     manifest=types.SimpleNamespace(oldest_step=0),
     corpus=Words(),
-    index=index,
-    query_params={"scale": np.float32(scale)},
+    index=HostIndex(),
+    query_params={},
   )
 
 
 class Schedule(IndexSchedule):
-  """Snapshots by step."""
+  """Snapshots of steps, by default ten times as many."""
 
-  def __init__(self, snapshots):
-    self._snapshots = snapshots
+  def __init__(self, step_of=lambda step: 10 * step):
+    self._step_of = step_of
     self.recorded = []
 
   def at(self, step, *, recorded=None, agreed=None):
     del agreed
     self.recorded.append(recorded)
-    self._current = self._snapshots(step)
+    self._current = _snapshot(self._step_of(step))
     return self._current
 
   def offer(self):
@@ -99,8 +99,8 @@ def _features(batch, retrieved, context):
   query = batch.arrays["query"]
   blocks = np.zeros((len(query), 1, 1), np.int32)
   masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
-  made = masks._replace(token_ids=retrieved.rows)
-  return ReadingBatch(query, blocks, made), {}
+  masks = masks._replace(token_ids=retrieved.rows)
+  return ReadingBatch(query, blocks, masks), {}
 
 
 def _positions(number):
@@ -118,22 +118,14 @@ def _examples(start):
 @pytest.fixture
 def open_stream(monkeypatch):
   """Opens streams over fakes, and closes their threads."""
-  of_model = {
-    "embed_queries": lambda retriever, params, token_ids: (
-      params["scale"] * token_ids[:, :4].astype(np.float32)
-    ),
-  }
-  for name, instead in of_model.items():
-    monkeypatch.setattr(f"realm_jax.training.batch_pipeline.{name}", instead)
+  monkeypatch.setattr(
+    "realm_jax.training.batch_pipeline.embed_queries",
+    lambda retriever, params, token_ids: token_ids.astype(np.float32),
+  )
   stack = contextlib.ExitStack()
 
   def open_stream(
-    schedule,
-    *,
-    resumed=None,
-    start_step=0,
-    depth=1,
-    num_searches=1,
+    schedule, *, resumed=None, start_step=0, depth=1, num_searches=1
   ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
@@ -184,12 +176,10 @@ def open_stream(monkeypatch):
     yield open_stream
 
 
-def _params(scale):
-  return {"retriever": {"scale": np.float32(scale)}}
-
-
-def _rows(prepared):
-  return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
+def _rows(stream, *steps):
+  """The rows that were retrieved for steps, for their first query."""
+  batches = [stream.take(step, {}).batch for step in steps]
+  return [np.asarray(batch.masks.token_ids)[0].tolist() for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -207,44 +197,40 @@ def test_a_resumed_stream_repeats_no_search_of_the_same_snapshot(
   ids = np.tile(np.array([ids]), (BATCH, 1))
   retrieved = RetrievedIds(ids, np.ones(ids.shape, np.float32))
   resumed = LoopState(_positions(3), (StepRecord(5, retrieved),))
-  schedule = Schedule(lambda step: _snapshot(snapshot, HostIndex()))
+  schedule = Schedule(lambda step: snapshot)
   stream = open_stream(schedule, resumed=resumed, start_step=3)
-  assert _rows(stream.take(3, _params(1.0))) == rows
+  assert _rows(stream, 3) == [rows]
   assert schedule.recorded == [5, None]
-  assert _rows(stream.take(4, _params(1.0))) == [5, 6]
+  assert _rows(stream, 4) == [[5, 6]]
 
 
 def test_a_checkpoint_keeps_all_steps_that_are_in_preparation(open_stream):
-  stream = open_stream(
-    Schedule(lambda step: _snapshot(10 * step, HostIndex())), depth=3
-  )
-  for step in range(2):
-    stream.take(step, _params(1.0))
+  stream = open_stream(Schedule(), depth=3)
+  _rows(stream, 0, 1)
   state = stream.state(2)
   assert [one.snapshot for one in state.next_steps] == [20, 30, 40]
-  expected = [_rows(stream.take(step, _params(1.0))) for step in range(2, 7)]
+  expected = _rows(stream, *range(2, 7))
   # The later steps are searched again, and find the same.
-  schedule = Schedule(lambda step: _snapshot(10 * step, HostIndex()))
+  schedule = Schedule()
   again = open_stream(schedule, resumed=state, start_step=2, depth=3)
-  found = [_rows(again.take(step, _params(1.0))) for step in range(2, 7)]
+  found = _rows(again, *range(2, 7))
   assert found == expected
   assert schedule.recorded[:4] == [20, 30, 40, None]
 
 
 def test_a_stage_may_search_again_for_what_it_has_found(open_stream):
   def open_at(step, **settings):
-    schedule = Schedule(lambda step: _snapshot(10 * step, HostIndex()))
     return open_stream(
-      schedule, start_step=step, depth=4, num_searches=3, **settings
+      Schedule(), start_step=step, depth=4, num_searches=3, **settings
     )
 
   stream = open_at(0)
-  found = [_rows(stream.take(step, _params(1.0))) for step in range(3)]
+  found = _rows(stream, *range(3))
   # Each search finds the row after the first word, which the last has found.
   assert found == [[3, 4], [4, 5], [5, 6]]
   state = stream.state(3)
   assert [one.searches for one in state.next_steps] == [3, 2, 1, 1]
-  expected = [_rows(stream.take(step, _params(1.0))) for step in range(3, 9)]
+  expected = _rows(stream, *range(3, 9))
   again = open_at(3, resumed=state)
-  found = [_rows(again.take(step, _params(1.0))) for step in range(3, 9)]
+  found = _rows(again, *range(3, 9))
   assert found == expected

@@ -50,19 +50,29 @@ class Checkpoints(Checkpointer):
     self.events.append(("save", int(state.step), *loop_state.positions))
 
   def with_last_good(self, error):
-    return error
+    return NonFiniteLossError(f"{error}, but a checkpoint is good")
 
 
 class Metrics(MetricsLog):
-  """Expects metrics of each step; the loss of one may be bad."""
+  """Expects metrics of each step; the loss of one may be bad.
+
+  A bad loss is noticed when the next step's metrics come, or by a flush.
+  """
 
   def __init__(self, events, bad_step):
-    self.bad_step = bad_step
-    self.flush = lambda: events.append(("flush",))
+    self.events, self.bad_step, self.step = events, bad_step, 0
 
   def push(self, step, on_devices, on_host):
     assert on_host["of_step"] == step - 1
-    if step == self.bad_step:
+    self._look()
+    self.step = step
+
+  def flush(self):
+    self.events.append(("flush",))
+    self._look()
+
+  def _look(self):
+    if self.step == self.bad_step:
       raise NonFiniteLossError("loss is nan")
 
 
@@ -159,7 +169,13 @@ def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
     ),
     # The process of an index has died: the run is resumed where it was saved.
     ({"unavailable": {4: IndexCrashedError()}}, IndexCrashedError, [(2, 20)]),
-    ({"bad_step": 4}, NonFiniteLossError, [(2, 20)]),
+    ({"bad_step": 3}, NonFiniteLossError, [(2, 20)]),
+    # A loss that is found to be bad when nothing is left to search.
+    (
+      {"bad_step": 3, "unavailable": {4: WaitPreemptedError()}},
+      NonFiniteLossError,
+      [(2, 20)],
+    ),
     # Another trainer has taken its place.
     ({"taken_at": 3}, SoleProcessError, [(2, 20)]),
   ],
@@ -167,5 +183,8 @@ def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
 def test_a_run_that_fails_saves_what_is_good(fault, raised, saved):
   events, error = _run(**fault)
   assert isinstance(error, raised)
+  assert ("a checkpoint is good" in str(error)) == (
+    raised is NonFiniteLossError
+  )
   assert _saved(events) == saved
   assert ("step", 4) not in events

@@ -187,8 +187,3 @@ def test_each_layer_follows_the_published_rule(rule, settings, stacked):
       np.testing.assert_allclose(
         found[number][name], expected, rtol=0, atol=1e-4 * moved
       )
-
-
-def test_an_unknown_optimizer_is_refused_with_those_that_there_are():
-  with pytest.raises(RealmError, match=r"'lion': .* 'adamw' or 'adafactor'"):
-    OptimizerConfig(learning_rate=1.0, optimizer="lion")

@@ -1,5 +1,6 @@
 """Paths of two blocks: their probabilities, their tokens, and the loss."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -7,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
@@ -17,7 +17,6 @@ from realm_jax.corpus.paths import joined_block
 from realm_jax.corpus.store import NULL_BLOCK
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batch import Batch
 from realm_jax.models.components import Components
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.sequences import joined_blocks
@@ -26,9 +25,6 @@ from realm_jax.training.stages.two_hop_qa import TwoHopQa
 from realm_jax.training.two_hops import TwoHops, distinct_log_p
 from tests.training import tiny
 
-_PIECES = (
-  "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
-)
 _TEXTS = [
   "The young poet met Alice.",
   "Ali met the poet.",
@@ -36,7 +32,6 @@ _TEXTS = [
   "The poet met the young poet Ali.",
   "Who met Bob?",
 ]
-_LENGTH = 12
 
 
 def _rows(draw, number, count):
@@ -83,8 +78,7 @@ def test_probabilities_of_paths_are_those_of_a_loop(found):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("paths")
-  return tiny.corpus_of(folder, _TEXTS, pieces=_PIECES, block_length=_LENGTH)
+  return tiny.corpus_of(tmp_path_factory.mktemp("paths"), _TEXTS)
 
 
 def test_a_path_is_read_as_one_block(corpus):
@@ -92,7 +86,7 @@ def test_a_path_is_read_as_one_block(corpus):
     blocks = [NULL_BLOCK if row < 0 else corpus.block(row) for row in rows]
     joined = joined_block(blocks, corpus.vocabulary)
     tokens = joined_blocks(
-      corpus.gather(np.array(rows), _LENGTH), separator_id=tiny.SEP
+      corpus.gather(np.array(rows), tiny.BODY), separator_id=tiny.SEP
     )
     end = np.flatnonzero(tokens)[-1]
     # [CLS] and the [SEP] of an empty title come first.
@@ -133,38 +127,22 @@ def _components() -> Components:
   bert = made.retriever.bert
   retriever = made.retriever.clone(hop_length=16)
   reader = made.reader.clone(joint_length=30)
-  large = {"max_positions": 32}
+  large = dataclasses.replace(bert, max_positions=32)
   return Components(
     {
-      "retriever": retriever.clone(bert=_replaced(bert, **large)),
-      "reader": reader.clone(bert=_replaced(reader.bert, **large)),
+      "retriever": retriever.clone(bert=large),
+      "reader": reader.clone(bert=large),
     }
   )
-
-
-def _replaced(config, **values):
-  return type(config)(**{**vars(config), **values})
 
 
 def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
   hops, components = TwoHops(2, 2), _components()
   stage = TwoHopQa(hops, num_read=4)
-  words = corpus.vocabulary
-  query = [words.cls_id, *words.encode("who met"), words.sep_id, 0]
-  answer = words.encode("Ali")
-  batch = Batch(
-    arrays={"query": np.array([query, query], np.int32)},
-    host={
-      "question": np.array([b"who met"] * 2),
-      "answers": np.array([[b"Ali"]] * 2, object),
-      "answer_tokens": np.array([[answer]] * 2),
-      "answer_kind": np.array([b"string"] * 2),
-    },
-    positions=np.arange(2),
-    next_positions=np.arange(1, 3),
-  )
+  answer = corpus.vocabulary.encode("Ali")
+  batch = tiny.asked(corpus, "Ali", count=2)
   context = StageContext(
-    components, corpus, None, _LENGTH, answers=AnswersInBlocks(corpus)
+    components, corpus, None, tiny.BODY, answers=AnswersInBlocks(corpus)
   )
   first = np.array([[2, 3, 0], [0, 1, 2]], np.int32)
   # 2 finds itself and 3, and 3 finds 2: one path in two orders.
@@ -179,7 +157,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
     body = made.read[example, path, 2:].tolist()
     for start, width in spans:
       assert body[start : start + width + 1] == answer
-  params = nn.unbox(stage.init(components, 5, _LENGTH, jax.random.key(0)))
+  params = tiny.drawn(functools.partial(stage.init, components, 5, tiny.BODY))
   inputs = padded_inputs(
     jax.tree.map(jnp.asarray, stage.inputs(components, made))
   )
@@ -208,7 +186,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
   for example in range(2):
     x, log_p = batch.arrays["query"][example], {}
     rows = [*first[example, :2].tolist()]
-    blocks = corpus.gather(np.array(rows), _LENGTH)
+    blocks = corpus.gather(np.array(rows), tiny.BODY)
     q = embed("embed_queries", x)
     of_first = log_softmax([q @ embed("embed_blocks", z) for z in blocks])
     for i, row in enumerate(rows):
@@ -216,7 +194,7 @@ def test_the_loss_is_the_marginal_over_distinct_paths(corpus):
       ends = [-1, *[other for other in own if other != row][:2]]
       hop = components.retriever.hop_queries(x[None], blocks[None, i : i + 1])
       q = embed("embed_hop_queries", np.asarray(hop)[0, 0])
-      vectors = corpus.gather(np.array(ends), _LENGTH)
+      vectors = corpus.gather(np.array(ends), tiny.BODY)
       p = log_softmax([q @ embed("embed_blocks", z) for z in vectors])
       for end, value in zip(ends, p, strict=True):
         log_p.setdefault(frozenset((row, end)), []).append(of_first[i] + value)

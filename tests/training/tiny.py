@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import CrossEncoder
@@ -37,6 +38,11 @@ from tests.json_lines import write_lines
 SEP, CLS, VOCABULARY = 3, 2, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
+# Of the texts of poets, and the length of their blocks.
+PIECES = (
+  "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
+)
+BODY = 12
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "contrastive": Contrastive(num_negatives=CANDIDATES - 1, symmetric=True),
@@ -48,7 +54,9 @@ OF_STAGE = {
 }
 
 
-def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
+def corpus_of(
+  folder, texts, *, pieces=PIECES, block_length=BODY, name="corpus"
+):
   """A corpus of texts, whose ids are their numbers."""
   (folder / "vocab.txt").write_text("\n".join(pieces.split()))
   rows = [
@@ -62,6 +70,26 @@ def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
     block_length=block_length,
   )
   return Corpus.open(folder / name)
+
+
+def asked(corpus, answer, *, count=1, position=0):
+  """A question, `count` times; its answer is a string, or a pattern with ^."""
+  words, is_pattern = corpus.vocabulary, answer.startswith("^")
+  query = [words.cls_id, *words.encode("who met"), words.sep_id, 0]
+  tokens = [0] if is_pattern else [*words.encode(answer), 0]
+  host = {
+    "question": b"who met",
+    "answers": [answer.encode(), b""],
+    "answer_tokens": [tokens, [0] * len(tokens)],
+    "answer_kind": b"regex" if is_pattern else b"string",
+  }
+  positions = position + np.arange(count)
+  return Batch(
+    {"query": np.array([query] * count, np.int32)},
+    {name: np.array([value] * count) for name, value in host.items()},
+    positions,
+    positions + 1,
+  )
 
 
 def writing_components():
@@ -143,8 +171,13 @@ def state(stage, optimizer, mesh):
 
 
 def parameters(stage):
-  """Parameters by component, with values drawn by numpy: nothing compiles."""
-  shapes = jax.eval_shape(functools.partial(init, stage), jax.random.key(0))
+  """Parameters by component, `drawn`."""
+  return drawn(functools.partial(init, stage))
+
+
+def drawn(init):
+  """Parameters with values drawn by numpy: nothing compiles."""
+  shapes = jax.eval_shape(init, jax.random.key(0))
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):

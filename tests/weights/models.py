@@ -95,9 +95,9 @@ def import_weights(
 
 def load(model_dir: Path) -> tuple[BertRetriever, BertReader]:
   """Returns the modules that a MODEL_DIR's own file binds."""
-  found = configuration.parsed(None, [str(model_dir / "config.json")])
-  models = (found.names["RETRIEVER"], found.names["READER"])
-  return tuple(found.configured(one)() for one in models)
+  parsed = configuration.parsed(None, [str(model_dir / "config.json")])
+  models = (parsed.names["RETRIEVER"], parsed.names["READER"])
+  return tuple(parsed.configured(one)() for one in models)
 
 
 # --- A model of this project, over the words of the tiny world ----------------

@@ -64,9 +64,9 @@ def texts(name: str) -> dict[str, list]:
   documents = [*DOCUMENTS]
   if not retriever.title_separator:
     documents = [f"{title} {body}" for title, body in DOCUMENTS]
-  given = {"query": [prefix + text for text in QUERIES], "block": documents}
+  inputs = {"query": [prefix + text for text in QUERIES], "block": documents}
   tower = tower_of(name)
-  return given if tower is None else {tower: given[tower]}
+  return inputs if tower is None else {tower: inputs[tower]}
 
 
 def token_ids(side: str) -> np.ndarray:
@@ -108,10 +108,10 @@ def main() -> None:
   for name in RETRIEVERS:
     directory = models.GOLDEN / "sentence_transformers" / name
     export(name, directory)
-    for side, given in texts(name).items():
+    for side, inputs in texts(name).items():
       with tempfile.TemporaryDirectory() as folder:
         arrays = peer_processes.run_on_texts(
-          "vectors", given, Path(folder), model=directory
+          "vectors", inputs, Path(folder), model=directory
         )
       np.savez(directory / f"{side}.npz", **arrays)
 

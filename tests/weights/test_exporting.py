@@ -88,7 +88,7 @@ def test_what_cannot_be_expressed_is_refused(changes, word):
 
 def test_the_tower_of_a_second_search_is_exported_by_itself(tmp_path):
   retriever = models.RETRIEVER.clone(hop_length=24)
-  *made, words = model = models.bound(retriever, models.READER)
+  *modules, words = model = models.bound(retriever, models.READER)
   flat = model.fresh_parameters(model.parameter_shapes(["retriever"]), seed=0)
   params = nested({path: x + 0.1 for path, x in flat.items()})
   write_vocabulary(tmp_path, words)
@@ -99,8 +99,9 @@ def test_the_tower_of_a_second_search_is_exported_by_itself(tmp_path):
     out = tmp_path / str(tower)
     exporting.export_weights(tmp_path, retriever, None, out, to=to, tower=tower)
     theirs = load(models.read("hf_bert", out)).query_vectors(ids)
-    own = embed(made[0], params["retriever"], ids)
-    np.testing.assert_allclose(theirs, own, rtol=1e-4, atol=1e-4)
+    embed = jax.jit(functools.partial(embed, modules[0]))
+    vectors = embed(params["retriever"], ids)
+    np.testing.assert_allclose(theirs, vectors, rtol=1e-4, atol=1e-4)
   with pytest.raises(WeightsError, match="no tower for a second search"):
     exporting.plan_export(models.bound(models.RETRIEVER), to=to, tower="hop")
 
@@ -110,13 +111,15 @@ def test_exports_with_lora_compute_what_the_run_does(tmp_path):
   bert = dataclasses.replace(models.BERT, lora=lora)
   retriever, reader = models.RETRIEVER.clone(bert=bert), models.READER
   reader = reader.clone(bert=bert)
-  *made, words = model = models.bound(retriever, reader)
+  *modules, words = model = models.bound(retriever, reader)
   shapes = model.parameter_shapes(["retriever", "reader"])
   flat = model.fresh_parameters(shapes, seed=0)
-  own = ImportedModel(*made, nested({p: x + 0.1 for p, x in flat.items()}))
+  trained = ImportedModel(
+    *modules, nested({p: x + 0.1 for p, x in flat.items()})
+  )
   write_vocabulary(tmp_path, words)
   with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    store.save(0, own.params)
+    store.save(0, trained.params)
   ids, masks = np.arange(5, 29).reshape(3, 8), np.ones((3, 1), int)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
   for to, read, value in (
@@ -127,7 +130,7 @@ def test_exports_with_lora_compute_what_the_run_does(tmp_path):
     ),
   ):
     exporting.export_weights(tmp_path, retriever, read, tmp_path / to, to=to)
-    close(value(load(models.read("hf_bert", tmp_path / to))), value(own))
+    close(value(load(models.read("hf_bert", tmp_path / to))), value(trained))
 
   t5 = T5Config(40, 8, 2, None, 2, 4, 12, lora=lora)
   params = nn.unbox(jax.jit(T5(t5).init_parameters)(jax.random.key(0)))
@@ -135,7 +138,7 @@ def test_exports_with_lora_compute_what_the_run_does(tmp_path):
   export_t5(t5, params, tmp_path)
   close(
     *(
-      T5(config).apply({"params": params}, padded(ids), ids)
+      jax.jit(T5(config).apply)({"params": params}, padded(ids), ids)
       for config, params in ((t5, params), read_t5(tmp_path)[:2])
     )
   )

@@ -65,15 +65,15 @@ def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
   head = {"cls/seq_relationship/output_weights": np.zeros((2, 4), np.float32)}
   written = files.with_adam(variables | head)
   files.write_bert(tmp_path, written, hidden_dropout_prob=0.2)
-  found = read("tf_bert", tmp_path)
+  mapped = read("tf_bert", tmp_path)
   pooler = {"retriever/tower/pooler/kernel": "bert/pooler/dense/kernel"}
   names = _bert("retriever/tower/encoder", "") | pooler | _reader()
-  _assert_same(found.parameters, variables, names)
-  unused = part_of_report(found, "unused")
+  _assert_same(mapped.parameters, variables, names)
+  unused = part_of_report(mapped, "unused")
   assert "cls/seq_relationship/output_weights [2, 4]" in unused
   assert "bert/pooler/dense/bias/adam_v [128]: a moment of Adam" in unused
   assert "global_step []: " in unused
-  config = found.model.retriever.bert
+  config = mapped.model.retriever.bert
   assert config.activation == "gelu_tanh"
   assert config.attention_mask_value == -10000
   assert (config.layer_norm_eps, config.dropout_rate) == (1e-12, 0.2)
@@ -84,11 +84,11 @@ def test_a_module_of_ict_has_the_epsilon_of_its_library(tmp_path):
   # Beside a module, a configuration says the number of heads.
   path = tmp_path / "bert_config.json"
   path.write_text(files.config(num_attention_heads=4))
-  found = read("tf_realm", tmp_path)
-  _assert_same(found.parameters, variables, _tower(**ICT))
-  assert "cls/predictions/output_bias" in part_of_report(found, "unused")
-  assert found.parts == ["retriever"]
-  retriever = found.model.retriever
+  mapped = read("tf_realm", tmp_path)
+  _assert_same(mapped.parameters, variables, _tower(**ICT))
+  assert "cls/predictions/output_bias" in part_of_report(mapped, "unused")
+  assert mapped.parts == ["retriever"]
+  retriever = mapped.model.retriever
   assert retriever.projection_norm_eps == 1e-3
   assert retriever.bert.num_heads == 4
 
@@ -97,28 +97,28 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   embedder, bert = tmp_path / "embedder", tmp_path / "bert"
   retriever = files.write_module(embedder, files.embedder(**REALM))
   reader = files.write_module(bert, files.bert(seed=5))
-  found = read("tf_realm", tmp_path)
-  _assert_same(found.parameters, retriever, _tower(**REALM))
-  _assert_same(found.parameters, reader, _reader())
-  assert "bert/bert/pooler/dense/kernel [128, 128]" in "\n".join(found.lines)
-  fresh = part_of_report(found, "parameters of random values")
+  mapped = read("tf_realm", tmp_path)
+  _assert_same(mapped.parameters, retriever, _tower(**REALM))
+  _assert_same(mapped.parameters, reader, _reader())
+  assert "bert/bert/pooler/dense/kernel [128, 128]" in "\n".join(mapped.lines)
+  fresh = part_of_report(mapped, "parameters of random values")
   assert "reader/span_head/projection/kernel" in fresh
-  reader = found.model.reader
+  reader = mapped.model.reader
   assert (reader.joint_length, reader.span_size) == (64, 256)
 
 
 def test_a_fine_tuned_model_reads_and_retrieves(tmp_path):
   variables = files.write_fine_tuned(tmp_path, _TUNED)
-  found = read("tf_realm", tmp_path)
+  mapped = read("tf_realm", tmp_path)
   span_head = {
     "reader/span_head/projection/kernel": "reader/dense/kernel",
     "reader/span_head/score/kernel": "reader/dense_1/kernel",
     "reader/span_head/norm/scale": "reader/layer_normalization/gamma",
   }
   names = _tower(_TUNED, "LayerNorm") | _reader("reader/module/") | span_head
-  _assert_same(found.parameters, variables, names)
-  assert "parameters of random values: none" in "\n".join(found.lines)
-  retriever, reader, _ = found.model
+  _assert_same(mapped.parameters, variables, names)
+  assert "parameters of random values: none" in "\n".join(mapped.lines)
+  retriever, reader, _ = mapped.model
   assert retriever.projection_norm_eps == 1e-12
   assert (reader.span_size, reader.span_norm_eps) == (files.SPAN, 1e-3)
   assert (reader.joint_length, reader.max_answer_width) == (40, 4)
@@ -134,15 +134,15 @@ def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
   nq = tmp_path / "nq"
   tuned = files.write_fine_tuned(nq, _TUNED)
   (nq / "vocab.txt").unlink()  # The module's will do.
-  found = read("tf_realm", nq, block_input=tmp_path / "release")
+  mapped = read("tf_realm", nq, block_input=tmp_path / "release")
   names = _tower(_TUNED, "LayerNorm", "query_tower")
-  _assert_same(found.parameters, tuned, names)
+  _assert_same(mapped.parameters, tuned, names)
   names = _tower(**REALM, tower="block_tower")
-  _assert_same(found.parameters, files.embedder(**REALM), names)
+  _assert_same(mapped.parameters, files.embedder(**REALM), names)
   # A variable that is alone stays on the disk.
-  held = found.source.block_vectors
-  assert isinstance(held, np.memmap)
-  np.testing.assert_array_equal(held, vectors)
+  released = mapped.source.block_vectors
+  assert isinstance(released, np.memmap)
+  np.testing.assert_array_equal(released, vectors)
   # Those of the query tower's home were embedded by another one.
   other = tmp_path / "other"
   files.write_module(other, files.embedder(**REALM, seed=3))

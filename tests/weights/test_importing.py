@@ -28,22 +28,24 @@ def test_its_config_is_the_same_model_with_recipes_and_names(tmp_path):
     pooling="cls", normalize=True, score_scale=20.0, block_prefix=(5, 6)
   )
   reader = models.READER.clone(span_norm_eps=1e-2)
-  kept = Reference(TrainConfig, kept={"retriever": retriever, "reader": reader})
-  configuration.Kept.of(kept).write(tmp_path)
+  record = Reference(
+    TrainConfig, kept={"retriever": retriever, "reader": reader}
+  )
+  configuration.Kept.of(record).write(tmp_path)
   function = FUNCTIONS["pretrain"]
   recipes = [str(tmp_path / "config.json"), "gin/runs/pretrain.gin"]
   bindings = ["MODEL_DIR = ''", "CORPUS_DIR = ''"]
-  found = configuration.parsed(function, recipes, bindings)
-  assert found.build(function).retriever == retriever
+  parsed = configuration.parsed(function, recipes, bindings)
+  assert parsed.build(function).retriever == retriever
   # Recipes may have a joint length of their own.
   same = {"joint_length": reader.joint_length}
-  assert found.build(function).reader.clone(**same) == reader
+  assert parsed.build(function).reader.clone(**same) == reader
   bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
-  found = configuration.parsed(function, recipes, bindings)
-  changed = found.build(function).retriever
+  parsed = configuration.parsed(function, recipes, bindings)
+  changed = parsed.build(function).retriever
   assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
   assert changed.projection_dropout_rate == 0.0
-  assert found.build(function).reader.joint_length == 33
+  assert parsed.build(function).reader.joint_length == 33
 
 
 def test_layers_are_stacked_in_their_order_and_come_back():
@@ -86,8 +88,8 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
       models.read("hf_bert", f"lovelace/{name}", revision=revision)
   with pytest.raises(WeightsError, match=r"on this disk.*v1.*leave the flag"):
     models.read("hf_bert", str(_BERT), revision="v1")
-  given = {"parts": ["retriever"], "revision": "v1"}
-  models.import_weights("hf_bert", "lovelace/bert", tmp_path / "run", **given)
+  options = {"parts": ["retriever"], "revision": "v1"}
+  models.import_weights("hf_bert", "lovelace/bert", tmp_path / "run", **options)
   assert (cache / commit / "model.safetensors").exists()
   assert not (cache / commit / "pytorch_model.bin").exists()
   assert (cache / commit / "1_Pooling" / "pytorch_model.bin").exists()
@@ -114,12 +116,12 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
 def test_a_choice_that_does_not_fit_leaves_nothing(tmp_path, options, word):
   (tmp_path / "old" / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "old" / "corpus.json").write_text("{}")
-  given = {"path": _BERT, "output_dir": "run"} | options
+  arguments = {"path": _BERT, "output_dir": "run"} | options
   for name in ("output_dir", "corpus_dir"):
-    if name in given:
-      given[name] = tmp_path / given[name]
+    if name in arguments:
+      arguments[name] = tmp_path / arguments[name]
   with pytest.raises((WeightsError, TargetError), match=word):
-    models.import_weights("hf_bert", **given)
+    models.import_weights("hf_bert", **arguments)
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

@@ -1,5 +1,7 @@
 """Equality with transformers: see `tests/golden/make_modernbert.py`."""
 
+import dataclasses
+import functools
 import json
 
 import jax
@@ -9,12 +11,12 @@ import pytest
 
 from harness.agreement.t5 import packed
 from realm_jax.models.sequences import padded
+from realm_jax.storage.json_files import write_json
 from realm_jax.text.byte_pairs import BytePairVocabulary
 from realm_jax.text.vocabulary import VocabularyError
 from realm_jax.text.vocabulary_files import read_vocabulary
-from realm_jax.weights import exporting, importing
-from realm_jax.weights.mapped_weights import map_weights, nested
-from realm_jax.weights.registry import ImportConfig
+from realm_jax.weights import WeightsError, exporting
+from realm_jax.weights.mapped_weights import nested
 from tests.weights import models
 
 _FOLDER = models.GOLDEN / "modernbert"
@@ -22,15 +24,15 @@ _FOLDER = models.GOLDEN / "modernbert"
 
 @pytest.fixture(scope="module")
 def words() -> BytePairVocabulary:
-  found = read_vocabulary(_FOLDER / "sentence")
-  assert isinstance(found, BytePairVocabulary)
-  return found
+  vocabulary = read_vocabulary(_FOLDER / "sentence")
+  assert isinstance(vocabulary, BytePairVocabulary)
+  return vocabulary
 
 
 @pytest.fixture(scope="module")
 def of_class(words):
   """The golden class, its tokens as this project numbers them, and values."""
-  mapped = map_weights(ImportConfig("hf_bert", _FOLDER / "masked_lm"))
+  mapped = models.read("hf_bert", _FOLDER / "masked_lm")
   expected = np.load(_FOLDER / "masked_lm" / "expected.npz")
   is_token = expected["is_token"] == 1
   ids = np.where(is_token, words.from_theirs(expected["token_ids"]), 0)
@@ -47,20 +49,23 @@ def test_hidden_states_and_masked_words(words, of_class):
     table = module.encoder.word_embeddings
     return hidden, module.masked_lm_head(scored, table)
 
-  hidden, logits = reader.apply({"params": params}, method=read)
-  own = ids != 0
-  np.testing.assert_allclose(hidden[own], expected["hidden"][own], atol=2e-5)
+  compute = jax.jit(functools.partial(reader.apply, method=read))
+  hidden, logits = map(np.asarray, compute({"params": params}))
+  is_token = ids != 0
+  np.testing.assert_allclose(
+    hidden[is_token], expected["hidden"][is_token], atol=2e-5
+  )
   ours = words.from_theirs(np.arange(words.size))
-  wanted = expected["logits"][..., ours]
-  np.testing.assert_allclose(logits, wanted, atol=5e-5, rtol=1e-5)
+  theirs = expected["logits"][..., ours]
+  np.testing.assert_allclose(logits, theirs, atol=5e-5, rtol=1e-5)
 
 
 def test_bins_hold_what_padding_holds(of_class):
   reader, params, ids, _ = of_class
-  config = reader.bert
-  config = type(config)(**{**vars(config), "dropout_rate": 0.1})
+  config = dataclasses.replace(reader.bert, dropout_rate=0.1)
   encoder = config.encoder(config)
 
+  @functools.partial(jax.jit, static_argnames="drops")
   def first(sequences, *, drops):
     rngs = {"dropout": jax.random.key(1)} if drops else {}
     variables = {"params": params["encoder"]}
@@ -77,7 +82,7 @@ def test_bins_hold_what_padding_holds(of_class):
 
 
 def test_a_sentence_transformer_that_pools_the_last_token(words):
-  mapped = map_weights(ImportConfig("hf_bert", _FOLDER / "sentence"))
+  mapped = models.read("hf_bert", _FOLDER / "sentence")
   retriever = mapped.model.retriever
   params = nested(mapped.parameters)["retriever"]
   expected = json.loads((_FOLDER / "sentence" / "expected.json").read_text())
@@ -85,18 +90,19 @@ def test_a_sentence_transformer_that_pools_the_last_token(words):
     ("query", "embed_queries"),
     ("document", "embed_blocks"),
   ):
-    own = [one for one in expected if one["prompt"] == prompt]
-    ids = np.zeros((len(own), 60), np.int32)
-    for row, one in zip(ids, own, strict=True):
+    rows = [one for one in expected if one["prompt"] == prompt]
+    ids = np.zeros((len(rows), 60), np.int32)
+    for row, one in zip(ids, rows, strict=True):
       title = [words.sep_id] if prompt == "document" else []
       text = [*title, *words.encode(one["text"]), words.sep_id]
       row[: len(text) + 1] = [words.cls_id, *text]
-    vectors = retriever.apply({"params": params}, ids, method=method)
-    wanted = [one["vector"] for one in own]
-    np.testing.assert_allclose(vectors, wanted, atol=2e-6)
+    embed = jax.jit(functools.partial(retriever.apply, method=method))
+    vectors = embed({"params": params}, ids)
+    expected_vectors = [one["vector"] for one in rows]
+    np.testing.assert_allclose(vectors, expected_vectors, atol=2e-6)
     is_query = prompt == "query"
     read = (retriever.query_input if is_query else retriever.block_input)(ids)
-    for row, one in zip(read, own, strict=True):
+    for row, one in zip(read, rows, strict=True):
       theirs = words.from_theirs(np.array(one["token_ids"]))
       np.testing.assert_array_equal(row[row != 0], theirs)
 
@@ -106,7 +112,7 @@ def test_a_sentence_transformer_that_pools_the_last_token(words):
 )
 def test_an_export_is_what_was_imported(tmp_path, words, name, to):
   run, out = tmp_path / "run", tmp_path / "out"
-  importing.import_weights(ImportConfig("hf_bert", _FOLDER / name), run)
+  models.import_weights("hf_bert", _FOLDER / name, run)
   exporting.export_weights(run, *models.load(run), out, to=to)
   ours, theirs = (models.tensors(folder) for folder in (out, _FOLDER / name))
   # Rows after the last piece are padding, which no text reaches.
@@ -122,30 +128,30 @@ def test_an_export_is_what_was_imported(tmp_path, words, name, to):
   assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
 
 
+def test_a_number_of_layers_is_bounded(tmp_path):
+  config = json.loads((_FOLDER / "masked_lm" / "config.json").read_text())
+  write_json(tmp_path / "config.json", config | {"num_hidden_layers": 10**9})
+  with pytest.raises(WeightsError, match="from 1 to 1000"):
+    models.read("hf_bert", tmp_path)
+
+
 def test_tokens_have_their_places_in_the_text(words):
   texts = ["Zoë  Çelik\n saw (it) in 北京!  ", "", " the [SEP]"]
   tokens = words.tokenize_with_offsets(texts)
   assert tokens.row_offsets[1] == tokens.row_offsets[2]
   for number, text in enumerate(texts):
-    own = slice(*tokens.row_offsets[number : number + 2])
-    ids, ranges = tokens.token_ids[own], tokens.byte_ranges[own]
+    place = slice(*tokens.row_offsets[number : number + 2])
+    ids, ranges = tokens.token_ids[place], tokens.byte_ranges[place]
     assert words.decode(ids) == " ".join(text.split())
     assert (np.diff(ranges, axis=1) > 0).all()
     assert (np.diff(ranges, axis=0) >= 0).all()
-    covered = b"".join(
-      text.encode()[i : i + 1] for i in np.unique([*map_range(ranges)])
-    )
+    places = {i for start, limit in ranges for i in range(start, limit)}
+    covered = bytes(text.encode()[i] for i in sorted(places))
     assert covered == b"".join(text.encode().split())
   # A text that spells a special piece has none.
   assert words.sep_id not in tokens.token_ids
   assert words.encode_masked("the [MASK].").count(words.mask_id) == 1
   assert words.encode("the river") == words.encode("the\n\nriver")
-
-
-def map_range(ranges):
-  """Yields all bytes of ranges."""
-  for start, limit in ranges:
-    yield from range(start, limit)
 
 
 def test_other_tokenizers_are_refused(tmp_path):

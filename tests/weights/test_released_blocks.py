@@ -112,15 +112,15 @@ def test_blocks_and_vectors_become_a_corpus_and_snapshot_0(release, tmp_path):
 def test_a_checkpoint_that_cannot_be_written_takes_all_back(
   release, tmp_path, monkeypatch
 ):
-  found = []
+  manifests = []
 
   def fail(store, *_):
-    found.extend(store.directory.parent.glob("snapshots/*/manifest.json"))
+    manifests.extend(store.directory.parent.glob("snapshots/*/manifest.json"))
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(CheckpointStore, "save", fail)
   with pytest.raises(DiskFullError, match=r"disk of .* is full"):
     _import(release[0], tmp_path)
   # The snapshot is there first: the checkpoint makes a MODEL_DIR.
-  assert len(found) == 1
+  assert len(manifests) == 1
   assert not [*tmp_path.iterdir()]

@@ -41,11 +41,11 @@ def scoring(tmp_path):
 def test_a_run_keeps_its_components_and_gets_the_cross_encoder(
   scoring, tmp_path
 ):
-  start, made = tmp_path / "start", tmp_path / "made"
+  start, combined = tmp_path / "start", tmp_path / "made"
   models.import_weights("hf_bert", _BERT, start)
-  models.import_weights("hf_reranker", scoring(), made, retriever=start)
+  models.import_weights("hf_reranker", scoring(), combined, retriever=start)
   params = []
-  for run in (start, made):
+  for run in (start, combined):
     store, step = locate(run)
     with contextlib.closing(store):
       present = store.components(step)
@@ -79,9 +79,9 @@ def test_a_run_keeps_its_components_and_gets_the_cross_encoder(
 def test_what_is_no_cross_encoder_is_refused(
   scoring, tmp_path, changes, options, message
 ):
-  given = {"retriever": tmp_path / "absent", **options}
+  settings = {"retriever": tmp_path / "absent", **options}
   with pytest.raises(WeightsError, match=message):
     models.import_weights(
-      "hf_reranker", scoring(**changes), tmp_path / "made", **given
+      "hf_reranker", scoring(**changes), tmp_path / "made", **settings
     )
   assert not (tmp_path / "made").exists()

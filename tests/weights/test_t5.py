@@ -72,10 +72,10 @@ def test_readers_of_fid_and_atlas_are_read(tmp_path):
   }
   write_tensors(fid / "pytorch_model.bin", wrapped | old)
   shutil.copy(_FOLDER / "v1_0" / "config.json", fid)
-  found, alone = read_t5(fid), read_t5(_FOLDER / "v1_0")
-  assert found.config == alone.config
-  models.assert_same_bits(found.params, alone.params)
-  assert any("bias of old releases" in line for line in found.lines)
+  weights, alone = read_t5(fid), read_t5(_FOLDER / "v1_0")
+  assert weights.config == alone.config
+  models.assert_same_bits(weights.params, alone.params)
+  assert any("bias of old releases" in line for line in weights.lines)
 
   atlas = tmp_path / "atlas"
   atlas.mkdir()
@@ -88,9 +88,9 @@ def test_readers_of_fid_and_atlas_are_read(tmp_path):
     opt=argparse.Namespace(reader_model_type="google/t5-base-lm-adapt"),
     optimizer={"state": {0: {"step": 1}}, "param_groups": [{"lr": 0.1}]},
   )
-  found, alone = read_t5(atlas), read_t5(_FOLDER / "v1_1")
-  assert found.config.gated and not found.config.tied_head
-  models.assert_same_bits(found.params, alone.params)
+  weights, alone = read_t5(atlas), read_t5(_FOLDER / "v1_1")
+  assert weights.config.gated and not weights.config.tied_head
+  models.assert_same_bits(weights.params, alone.params)
 
 
 @pytest.mark.parametrize("variant", agreement.VARIANTS)
@@ -121,10 +121,10 @@ def test_checkpoints_of_mesh_tensorflow_are_read(tmp_path, variant):
   )
   alone = read_t5(_FOLDER / variant)
   for path in (prefix, tmp_path):
-    found = read_t5(path)
-    models.assert_same_bits(found.params, alone.params)
+    weights = read_t5(path)
+    models.assert_same_bits(weights.params, alone.params)
     for field in ("gated", "tied_head", "num_layers", "num_heads"):
-      assert getattr(found.config, field) == getattr(alone.config, field)
+      assert getattr(weights.config, field) == getattr(alone.config, field)
 
 
 def _copy(tmp_path, weights, **changes):
@@ -168,44 +168,44 @@ def _t5x_parameters(weights):
       "pre_mlp_layer_norm",
     ],
   }
-  found = {
+  names = {
     "token_embedder/embedding": weights["shared.weight"],
     "decoder/logits_dense/kernel": weights["lm_head.weight"].T,
   }
   for name, tensor in weights.items():
     stack, *rest = name.removesuffix(".weight").split(".")
     if rest[:1] == ["final_layer_norm"]:
-      found[f"{stack}/{stack}_norm/scale"] = tensor
+      names[f"{stack}/{stack}_norm/scale"] = tensor
     elif rest[-1:] == ["relative_attention_bias"]:
-      found[f"{stack}/relpos_bias/rel_embedding"] = tensor.T
+      names[f"{stack}/relpos_bias/rel_embedding"] = tensor.T
     elif rest[:1] == ["block"]:
       _, number, _, place, *module = rest
       start = f"{stack}/layers_{number}"
       if module == ["layer_norm"]:
-        found[f"{start}/{norms[stack][int(place)]}/scale"] = tensor
+        names[f"{start}/{norms[stack][int(place)]}/scale"] = tensor
       elif module[0] == "DenseReluDense":
-        found[f"{start}/mlp/{module[1]}/kernel"] = tensor.T
+        names[f"{start}/mlp/{module[1]}/kernel"] = tensor.T
       else:
         letters = {"q": "query", "k": "key", "v": "value", "o": "out"}
         kind = f"{modules[module[0]][stack]}/{letters[module[1]]}"
-        found[f"{start}/{kind}/kernel"] = tensor.T
-  return found
+        names[f"{start}/{kind}/kernel"] = tensor.T
+  return names
 
 
 def _scanned(parameters):
   """Stacks the layers along the second axis, each with the bias of all."""
-  found, layers = {}, {}
+  stacked, layers = {}, {}
   for path, array in parameters.items():
     stack, _, rest = path.partition("/")
     if rest == "relpos_bias/rel_embedding":
       count = {"encoder": 2, "decoder": 3}[stack]
       name = f"{stack}/layers/relative_posemb/rel_embedding"
-      found[name] = np.stack([array] * count, axis=1)
+      stacked[name] = np.stack([array] * count, axis=1)
     elif rest.startswith("layers_"):
       layers.setdefault(re.sub(r"layers_\d+", "layers", path), []).append(array)
     else:
-      found[path] = array
-  return found | {path: np.stack(x, axis=1) for path, x in layers.items()}
+      stacked[path] = array
+  return stacked | {path: np.stack(x, axis=1) for path, x in layers.items()}
 
 
 @pytest.mark.parametrize("layout", [dict, _scanned])
@@ -227,8 +227,8 @@ def test_checkpoints_of_t5x_are_read(tmp_path, layout):
   content = {"version": 3, "optimizer": optimizer}
   checkpoint = tmp_path / "checkpoint"
   checkpoint.write_bytes(serialization.msgpack_serialize(content))
-  found, alone = read_t5(tmp_path), read_t5(_FOLDER / "v1_1")
-  models.assert_same_bits(found.params, alone.params)
+  weights, alone = read_t5(tmp_path), read_t5(_FOLDER / "v1_1")
+  models.assert_same_bits(weights.params, alone.params)
   checkpoint.write_bytes(checkpoint.read_bytes()[:-9])
   with pytest.raises(WeightsError, match="want a checkpoint of t5x"):
     read_t5(tmp_path)

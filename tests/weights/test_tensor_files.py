@@ -43,9 +43,9 @@ def _shard(directory, name, tensors):
   shard_of = {}
   for i in range(3):
     shard = f"{stem}-{i + 1:05d}-of-00003.{suffix}"
-    own = dict(sorted(tensors.items())[i::3])
-    write_tensors(directory / shard, own)
-    shard_of |= dict.fromkeys(own, shard)
+    of_shard = dict(sorted(tensors.items())[i::3])
+    write_tensors(directory / shard, of_shard)
+    shard_of |= dict.fromkeys(of_shard, shard)
   index = directory / f"{name}.index.json"
   write_json(index, {"metadata": {"total_size": 1}, "weight_map": shard_of})
   return index
@@ -58,8 +58,8 @@ def test_a_model_in_shards_is_the_same(tmp_path, name):
   models.copy("hf_bert/with_pooler", tmp_path)
   (tmp_path / "model.safetensors").unlink()
   _shard(tmp_path, name, models.tensors(golden))
-  found, alone = (models.read("hf_bert", path) for path in (tmp_path, golden))
-  models.assert_same_bits(found.parameters, alone.parameters)
+  sharded, alone = (models.read("hf_bert", path) for path in (tmp_path, golden))
+  models.assert_same_bits(sharded.parameters, alone.parameters)
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -67,10 +67,10 @@ def test_files_take_no_memory(tmp_path, name):
   tensors = {f"t{i}": np.full((1 << 18,), i, np.float32) for i in range(6)}
   _shard(tmp_path, name, tensors)
   tracemalloc.start()
-  found = open_tensors(tmp_path)
+  opened = open_tensors(tmp_path)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-  models.assert_same_bits(found, tensors)
+  models.assert_same_bits(opened, tensors)
   # All have six megabytes.
   assert peak < 1.5 * (1 << 20)
 

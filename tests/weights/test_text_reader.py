@@ -10,6 +10,8 @@ from flax import linen as nn
 
 import realm_jax
 from realm_jax.models.t5 import T5, T5Config
+from realm_jax.weights import WeightsError
+from realm_jax.weights.exporting import export_weights
 from realm_jax.weights.t5 import export_t5
 from tests.json_lines import write_lines
 from tests.text.test_sentencepieces import MODEL
@@ -38,8 +40,12 @@ def flan(tmp_path_factory) -> Path:
     tied_head=False,
   )
   folder = tmp_path_factory.mktemp("flan")
-  params = jax.jit(T5(config).init_parameters)(jax.random.key(0))
-  export_t5(config, nn.unbox(params), folder)
+  shapes = jax.eval_shape(T5(config).init_parameters, jax.random.key(0))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype("f4"), nn.unbox(shapes)
+  )
+  export_t5(config, params, folder)
   (folder / "spiece.model").write_bytes(MODEL.read_bytes())
   return folder
 
@@ -79,13 +85,24 @@ def test_the_commands_of_the_readme_answer(flan, tmp_path, command_server):
   assert run_of_import.kinds == {"question"}
   # The same weights go back.
   run("export_weights", "--to=hf_t5", "--model_dir=run", "--output_dir=out")
-  for name, own in models.tensors(flan).items():
-    np.testing.assert_array_equal(models.tensors(tmp_path / "out")[name], own)
-  done = command_server.run(
-    [
-      *(sys.executable, "-m", "realm_jax.export_weights", "--to=hf_bert"),
-      *("--model_dir=run", "--output_dir=other"),
-    ],
-    cwd=tmp_path,
-  )
-  assert done.returncode == 2 and "--to=hf_t5 for" in done.stderr
+  for name, tensor in models.tensors(flan).items():
+    np.testing.assert_array_equal(
+      models.tensors(tmp_path / "out")[name], tensor
+    )
+
+
+def test_a_run_in_a_bucket_gets_a_reader_that_goes_back_there(
+  flan, object_store, tmp_path
+):
+  bert = models.GOLDEN / "hf_bert" / "with_pooler"
+  run, start = tmp_path / "run", object_store.path("minilm")
+  models.import_weights("hf_bert", bert, start, parts=["retriever"])
+  models.import_weights("hf_t5", flan, run, retriever=start)
+  arguments = run, *models.load(run), object_store.path("out")
+  export_weights(*arguments, to="hf_t5")
+  written = object_store.read("out/model.safetensors")
+  assert written == (flan / "model.safetensors").read_bytes()
+  with pytest.raises(WeightsError, match="--to=hf_t5 for"):
+    export_weights(*arguments, to="hf_bert")
+  with pytest.raises(WeightsError, match="--tower=query: a reader has none"):
+    export_weights(*arguments, to="hf_t5", tower="query")

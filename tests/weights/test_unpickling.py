@@ -48,8 +48,8 @@ def test_every_protocol_gives_back_what_was_put_in(tmp_path, protocol):
 class _Call:
   """What is pickled as the call of a function."""
 
-  def __init__(self, function, *given):
-    self._call = function, given
+  def __init__(self, function, *arguments):
+    self._call = function, arguments
 
   def __reduce__(self):
     return self._call
@@ -114,17 +114,17 @@ def write_torch_file(path, tensors, storages, **beside):
     setattr(torch, kind, type(kind, (), {"__module__": "torch"}))
   _rebuild_tensor_v2.__module__ = "torch._utils"
   utils._rebuild_tensor_v2 = _rebuild_tensor_v2
-  made = collections.OrderedDict()
+  state = collections.OrderedDict()
   for name, (kind, key, offset, size, stride) in tensors.items():
     storage = ("storage", kind, key, "cpu", 9)
     hooks = collections.OrderedDict()
-    made[name] = _Call(
+    state[name] = _Call(
       _rebuild_tensor_v2, storage, offset, size, stride, False, hooks
     )
   file = io.BytesIO()
   with mock.patch.dict(sys.modules, {"torch": torch, "torch._utils": utils}):
     _Pickler(file, protocol=2).dump(
-      {"model": made, **beside} if beside else made
+      {"model": state, **beside} if beside else state
     )
   return _archive(path, file.getvalue(), storages)
 

@@ -61,9 +61,15 @@ def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   names = {"blocks.jsonl", "index.faiss", "vectors.json"}
   assert {path.name for path in index.iterdir()} == names
   assert (index / "blocks.jsonl").read_text() == "\n".join([*lines, ""])
-  said = json.loads((out / "vectors.json").read_text(encoding="utf-8"))
-  assert said["checkpoint_step"] == 9
-  assert said["corpus_fingerprint"] == corpus.fingerprint
-  assert (said["num_blocks"], said["dimension"]) == (_BLOCKS, DIM)
-  assert (said["dtype"], said["stored_dtype"]) == ("float32", "bfloat16")
-  assert (said["score_scale"], said["normalized"]) == (20.0, False)
+  description = json.loads((out / "vectors.json").read_text(encoding="utf-8"))
+  assert description["checkpoint_step"] == 9
+  assert description["corpus_fingerprint"] == corpus.fingerprint
+  assert (description["num_blocks"], description["dimension"]) == (_BLOCKS, DIM)
+  assert (description["dtype"], description["stored_dtype"]) == (
+    "float32",
+    "bfloat16",
+  )
+  assert (description["score_scale"], description["normalized"]) == (
+    20.0,
+    False,
+  )

@@ -88,13 +88,13 @@ def save(prefix: Path, variables: Variables) -> Path:
   """Writes a checkpoint as TensorFlow 1's Saver does."""
   prefix.parent.mkdir(parents=True, exist_ok=True)
   with tf.Graph().as_default():
-    made = [
+    graph_variables = [
       tf.compat.v1.get_variable(name, initializer=value)
       for name, value in variables.items()
     ]
     with tf.compat.v1.Session() as session:
       session.run(tf.compat.v1.global_variables_initializer())
-      tf.compat.v1.train.Saver(made).save(
+      tf.compat.v1.train.Saver(graph_variables).save(
         session, str(prefix), write_state=False
       )
   return prefix

@@ -26,7 +26,7 @@ from realm_jax.settings import (
   PositiveInt,
 )
 from realm_jax.training.encoder_inputs import EncoderInputs, to_words
-from realm_jax.training.retrieval import Retrieval, rows_at
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -125,17 +125,15 @@ class Contrastive(Stage):
     blocks, hashes = [batch.array("block")[:, None]], [sources[:, :1]]
     is_block = [np.ones((size, 1), bool)]
     if self.num_negatives:
-      given = batch.array("negative_hashes")
+      negative_hashes = batch.array("negative_hashes")
       blocks.append(batch.array("negatives"))
-      hashes.append(given)
-      is_block.append(given != 0)
+      hashes.append(negative_hashes)
+      is_block.append(negative_hashes != 0)
     if self.retrieval is not None and found is not None:
-      rows = found.rows
-      has_answer = _has_answer(batch, rows, context)
-      positions = context.candidate_positions(
-        self.retrieval, batch, rows, dropped=has_answer
+      has_answer = _has_answer(batch, found.rows, context)
+      rows = context.candidate_rows(
+        self.retrieval, batch, found.rows, dropped=has_answer
       )
-      rows = np.asarray(rows_at(rows, positions))
       blocks.append(context.gather(rows))
       hashes.append(context.corpus.content_hashes[rows])
       is_block.append(rows != NULL_ROW)

@@ -15,7 +15,6 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
-from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import PRECISION, START_RETRIEVER
 from realm_jax.objectives.feedback import (
@@ -30,7 +29,7 @@ from realm_jax.settings import NonNegativeFloat, PositiveInt, Range
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
-  distinct_blocks,
+  retriever_inputs,
 )
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -163,23 +162,20 @@ class FeedbackLearning(Stage):
 
   def dummy_batch(self, shapes: ExampleArrays) -> FeedbackBatch:
     size, count = shapes.candidates.shape[:2]
-    none = np.zeros((size, self.num_shown), np.float32)
+    no_rewards = np.zeros((size, self.num_shown), np.float32)
     lists = ServedLists(
       np.ones((size, count), bool),
       np.zeros((size, count), np.float32),
-      np.full(none.shape, -1, np.int32),
+      np.full(no_rewards.shape, -1, np.int32),
       np.ones(size, np.float32),
-      *(none, none, np.ones(size, np.float32)),
+      *(no_rewards, no_rewards, np.ones(size, np.float32)),
     )
     return FeedbackBatch(shapes.query, Candidates.of(shapes.candidates), lists)
 
   def inputs(
     self, components: Components, batch: FeedbackBatch
   ) -> EncoderInputs:
-    retriever = components.retriever
-    blocks, index = distinct_blocks(retriever, batch.candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
-    return EncoderInputs(queries, blocks, index)
+    return retriever_inputs(components.retriever, batch.query, batch.candidates)
 
   def encoders(
     self, components: Components, params: Params, dropout_key: jax.Array | None
@@ -194,12 +190,12 @@ class FeedbackLearning(Stage):
     """Returns the loss of the lists, with the divergence from the start."""
     lists, size = batch.lists, self.pool_size
     # Scores of all queries with all candidates of the batch.
-    every = _scores(encoders, inputs, "retriever")
-    own = np.arange(len(every))[:, None] * size + np.arange(size)
-    scores = jnp.take_along_axis(every, own, axis=1)
+    all_scores = _scores(encoders, inputs, "retriever")
+    positions = np.arange(len(all_scores))[:, None] * size + np.arange(size)
+    scores = jnp.take_along_axis(all_scores, positions, axis=1)
     if self.feedback_loss == "contrastive":
       losses, weights, metrics = contrastive(
-        every, batch.candidates.dropout_ids, lists
+        all_scores, batch.candidates.dropout_ids, lists
       )
     elif self.feedback_loss == "pairwise":
       losses, weights, metrics = pairwise(scores, lists)
@@ -209,7 +205,7 @@ class FeedbackLearning(Stage):
       )
     if self.start_weight:
       start = _scores(encoders, inputs, START_RETRIEVER)
-      kept = divergence(every, start, lists)
+      kept = divergence(all_scores, start, lists)
       losses += self.start_weight * kept
       metrics["start_divergence"] = Average.of(kept, weights)
     return WeightedLoss(Average.of(losses, weights), metrics)

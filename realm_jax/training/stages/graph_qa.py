@@ -45,12 +45,12 @@ class LinkedBlocks:
 
     Seeds keep their scores; the others have lower scores, in order.
     """
-    found = run.search_blocks(token_ids, min(self.num_seeds, k))
-    rows = expanded(run.corpus, found.rows, k)
-    count = found.rows.shape[1]
+    seeds = run.search_blocks(token_ids, min(self.num_seeds, k))
+    rows = expanded(run.corpus, seeds.rows, k, allowed=run.searchable)
+    count = seeds.rows.shape[1]
     following = np.arange(1, k - count + 1, dtype=np.float32)
-    others = found.scores[:, -1:] - following
-    scores = np.concatenate([found.scores, others], axis=1)
+    others = seeds.scores[:, -1:] - following
+    scores = np.concatenate([seeds.scores, others], axis=1)
     return SearchResult(rows, scores)
 
 
@@ -106,7 +106,7 @@ class GraphQa(Stage):
     assert found is not None
     rows = expanded(context.corpus, found.rows, self.num_read)
     is_answer = answer_spans(batch.answers, rows, context)
-    made = GraphBatch(
+    graphs = GraphBatch(
       batch.array("query"),
       context.gather(rows),
       edge_kinds(context.corpus, rows),
@@ -114,7 +114,7 @@ class GraphQa(Stage):
     )
     has_answer = np.any(is_answer, axis=-1).any(axis=-1)
     of_seeds = has_answer[:, : found.rows.shape[1]]
-    return made, {
+    return graphs, {
       "recall_seeds": float(of_seeds.any(axis=1).mean()),
       "recall_graph": float(has_answer.any(axis=1).mean()),
     }

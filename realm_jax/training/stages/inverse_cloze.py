@@ -32,8 +32,8 @@ class InverseCloze(Contrastive):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    made, metrics = super().features(batch, found, context)
-    return made._replace(removed=batch.array("removed")), metrics
+    features, metrics = super().features(batch, found, context)
+    return features._replace(removed=batch.array("removed")), metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> ContrastiveBatch:
     removed = np.zeros(len(shapes.query), bool)

@@ -60,14 +60,14 @@ def occurrences(
   length, num_masks = tokens.shape[-1], masks.token_ids.shape[1]
   is_mask = masks.weights > 0
   following = xp.pad(tokens, ((0, 0), (0, 0), (0, num_masks - 1)))
-  found = xp.broadcast_to(is_mask[:, :1, None], tokens.shape)
+  is_start = xp.broadcast_to(is_mask[:, :1, None], tokens.shape)
   for number in range(num_masks):
     is_equal = (
       following[..., number : number + length]
       == masks.token_ids[:, number, None, None]
     )
-    found = found & (is_equal | ~is_mask[:, number, None, None])
-  return found
+    is_start = is_start & (is_equal | ~is_mask[:, number, None, None])
+  return is_start
 
 
 def has_masked_words(

@@ -147,12 +147,8 @@ class OpenQa(Stage):
     assert found is not None
     assert context.answers is not None
     questions = batch.answers
-    has_answer = np.stack(
-      [
-        context.answers.contained(question, own)
-        for question, own in zip(questions, found.rows, strict=True)
-      ]
-    )
+    contained = map(context.answers.contained, questions, found.rows)
+    has_answer = np.stack([*contained])
     recall = has_answer[:, :5].any(axis=1).mean()
     preferred = has_answer if self.read_gold else None
     positions = context.candidate_positions(
@@ -164,14 +160,14 @@ class OpenQa(Stage):
     )
     # Only the blocks that are read are loaded from disk.
     read = rows[:, : self.num_candidates]
-    made = OpenQaBatch(
+    features = OpenQaBatch(
       batch.arrays["query"],
       scores if self.index_scores else context.vectors(rows),
       context.gather(read),
       has_answer,
       answer_spans(questions, read, context),
     )
-    return made, {"recall_at_5": float(recall)}
+    return features, {"recall_at_5": float(recall)}
 
   def dummy_batch(self, shapes: ExampleArrays) -> OpenQaBatch:
     searched, components = shapes.num_searched, shapes.components
@@ -224,15 +220,15 @@ class OpenQa(Stage):
     Stored vectors stay fixed; only the query tower is trained. With
     `index_scores`, `scale` is the retriever's only parameter.
     """
-    found = jnp.asarray(batch.retrieved)
+    retrieved = jnp.asarray(batch.retrieved)
     if self.index_scores:
-      scores = encoders.params["retriever"]["scale"] * found
+      scores = encoders.params["retriever"]["scale"] * retrieved
     else:
       queries = encoders.apply(
         "retriever", inputs.queries, method="embed_queries"
       )
       scale = encoders.components.retriever.score_scale
-      scores = relevance(queries, found, score_scale=scale)
+      scores = relevance(queries, retrieved, score_scale=scale)
     spans = encoders.apply(
       "reader",
       inputs.reader,
@@ -277,9 +273,9 @@ def _spans(
   if question.kind == "string":
     flat, offsets = answers.corpus.body_tokens_flat(rows)
     return find_token_spans(flat, offsets, question.tokens)
-  found = [
+  spans = [
     (block, start, limit - start)
     for block, row in enumerate(rows.tolist())
     for start, limit in answers.pattern_spans(sorted(question.patterns), row)
   ]
-  return TokenSpans(*np.array(found, np.int64).reshape(-1, 3).T)
+  return TokenSpans(*np.array(spans, np.int64).reshape(-1, 3).T)

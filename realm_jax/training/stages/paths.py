@@ -161,8 +161,8 @@ class PathRetrieval(_OfPaths):
     for place, gold in enumerate(self.gold_paths(batch, corpus)):
       if not gold:
         continue
-      path, own = gold, found.rows[place].tolist()
-      others, before = self._others(gold, own, corpus)
+      path, retrieved = gold, found.rows[place].tolist()
+      others, before = self._others(gold, retrieved, corpus)
       rng = np.random.default_rng(abs(int(batch.positions[place])))
       if before and rng.random() < self.prefix_rate:
         path = [before[0], *gold]
@@ -277,12 +277,14 @@ class PathReading(_OfPaths):
     shape = len(found.rows), 1 + self.num_negatives, self.max_hops
     rows = np.full(shape, NULL_ROW, np.int32)
     for place, path in enumerate(self.gold_paths(batch, context.corpus)):
-      answers, own = batch.answers[place], found.rows[place]
+      answers, retrieved = batch.answers[place], found.rows[place]
       has_answer = search.contained(answers, np.array(path, np.int32))
       if not has_answer.any():
         continue
-      is_other = ~search.contained(answers, own) & ~np.isin(own, path)
-      others = own[is_other][: self.num_negatives]
+      is_other = ~search.contained(answers, retrieved) & ~np.isin(
+        retrieved, path
+      )
+      others = retrieved[is_other][: self.num_negatives]
       rows[place, : 1 + len(others), : len(path)] = path
       replaced = np.flatnonzero(has_answer)[-1]
       rows[place, 1 : 1 + len(others), replaced] = others

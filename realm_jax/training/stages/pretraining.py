@@ -1,8 +1,7 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-import functools
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.cross_encoder import RERANKER
-from realm_jax.models.packing import TokenSequences
 from realm_jax.models.sequences import PAD_ID
 from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
 from realm_jax.objectives.weighted import Average, WeightedLoss
@@ -34,7 +32,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, rows_at, take_candidates
+from realm_jax.training.retrieval import Retrieval, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
@@ -198,10 +196,7 @@ class Pretraining(Stage):
     has_words = None
     if self.read_gold:
       has_words = masked_words.has_masked_words(batch, rows, context.corpus)
-    positions = context.candidate_positions(
-      self.retrieval, batch, rows, has_words
-    )
-    return np.asarray(rows_at(rows, positions))
+    return context.candidate_rows(self.retrieval, batch, rows, has_words)
 
   def dummy_batch(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
@@ -230,16 +225,17 @@ class Pretraining(Stage):
   def inputs(
     self, components: Components, batch: PretrainingBatch
   ) -> EncoderInputs:
-    retriever, candidates = components.retriever, batch.candidates
+    candidates = batch.candidates
     assert candidates is not None
     # By now they are reranked, except when only lengths are needed.
     candidates = jax.tree.map(lambda x: x[:, : self.num_candidates], candidates)
-    blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
+    inputs = encoder_inputs.retriever_inputs(
+      components.retriever, batch.query, candidates
+    )
     read = components.token_reader.join(
       batch.query, candidates.tokens, batch.masks.token_ids
     )
-    return EncoderInputs(queries, blocks, index, read)
+    return inputs._replace(reader=read)
 
   def loss(
     self, encoders: Encoders, batch: PretrainingBatch, inputs: EncoderInputs
@@ -252,12 +248,9 @@ class Pretraining(Stage):
     """
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
-    settings: dict[str, Any] = {"form": self.loss_form}
-    if self.target_temperature is not None:
-      settings["temperature"] = self.target_temperature
     objective = OBJECTIVES[self.objective]
     scores = encoders.candidate_scores(inputs)
-    found = masked_words.loss_given_blocks(
+    weighted = masked_words.loss_given_blocks(
       encoders,
       batch.masks,
       tokens,
@@ -265,10 +258,10 @@ class Pretraining(Stage):
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,
-      objective=functools.partial(objective.loss, **settings),
+      objective=objective.of(self.loss_form, self.target_temperature),
       has_target=objective.has_target,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)
     recall = Average.of(jnp.asarray(has_words).any(axis=(1, 2)))
-    return found._replace(metrics={**found.metrics, "recall": recall})
+    return weighted._replace(metrics={**weighted.metrics, "recall": recall})

@@ -75,7 +75,7 @@ class Reading(Stage):
     self, encoders: Encoders, batch: ReadingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
-    found = masked_words.loss_given_blocks(
+    weighted = masked_words.loss_given_blocks(
       encoders,
       batch.masks,
       batch.blocks,
@@ -86,5 +86,5 @@ class Reading(Stage):
     )
     # Other metrics need several candidates.
     names = ("masked_accuracy", "span_accuracy")
-    metrics = {n: found.metrics[n] for n in names if n in found.metrics}
-    return found._replace(metrics=metrics)
+    metrics = {n: weighted.metrics[n] for n in names if n in weighted.metrics}
+    return weighted._replace(metrics=metrics)

@@ -112,17 +112,19 @@ class Distilled(Contrastive):
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
-    made, metrics = super().features(batch, found, context)
+    features, metrics = super().features(batch, found, context)
     if self.teacher == "task":
-      made = made._replace(negative_scores=batch.array("negative_scores"))
-    return made, metrics
+      features = features._replace(
+        negative_scores=batch.array("negative_scores")
+      )
+    return features, metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> ContrastiveBatch:
-    made = super().dummy_batch(shapes)
+    dummy = super().dummy_batch(shapes)
     if self.teacher == "task":
-      scores = np.zeros((len(made.query), self.num_negatives), np.float32)
-      made = made._replace(negative_scores=scores)
-    return made
+      scores = np.zeros((len(dummy.query), self.num_negatives), np.float32)
+      dummy = dummy._replace(negative_scores=scores)
+    return dummy
 
   def inputs(
     self, components: Components, batch: ContrastiveBatch
@@ -155,7 +157,7 @@ class Distilled(Contrastive):
       scores = jnp.pad(jnp.asarray(batch.negative_scores), ((0, 0), (1, 0)))
       vectors = *vectors, scores
     queries, blocks, teacher = vectors
-    found = super().compare(components, (queries, blocks), batch)
+    weighted = super().compare(components, (queries, blocks), batch)
     scale = components.retriever.score_scale / self.temperature
     student = relevance(queries, blocks, score_scale=scale)
     # The task has no scores of mined blocks, which come last.
@@ -166,10 +168,10 @@ class Distilled(Contrastive):
       _differing(batch)[:, :count],
     )
     distilled = Average.of(distance)
-    total = found.loss.total + self.distillation_weight * distilled.total
+    total = weighted.loss.total + self.distillation_weight * distilled.total
     return WeightedLoss(
-      found.loss._replace(total=total),
-      {**found.metrics, "distillation": distilled},
+      weighted.loss._replace(total=total),
+      {**weighted.metrics, "distillation": distilled},
     )
 
 
@@ -184,5 +186,5 @@ def _differing(batch: ContrastiveBatch) -> Array:
   """Returns the mask of a query's own block and its valid negatives."""
   is_negative = batch.hashes.negatives(shared=False)
   others = is_negative[:, len(batch.query) :]
-  own = jnp.ones((len(batch.query), 1), bool)
-  return jnp.concatenate([own, others], axis=1)
+  own_block = jnp.ones((len(batch.query), 1), bool)
+  return jnp.concatenate([own_block, others], axis=1)

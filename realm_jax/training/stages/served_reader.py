@@ -6,7 +6,7 @@ text y for each candidate z. Only the retriever is trained (Shi et al. 2023,
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from realm_jax.inputs import reader_texts
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
-from realm_jax.models.packing import TokenSequences
 from realm_jax.objectives.marginal import ObjectiveInputs
 from realm_jax.objectives.masked_lm import OBJECTIVES, require_objective
 from realm_jax.objectives.weighted import Average, WeightedLoss
@@ -28,7 +27,7 @@ from realm_jax.served_reader.scoring import ServedLanguageModel
 from realm_jax.settings import NonNegativeInt, OfRun, PositiveFloat, Range
 from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import Candidates, EncoderInputs
-from realm_jax.training.retrieval import Retrieval, rows_at
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
   Encoders,
   ExampleArrays,
@@ -106,7 +105,7 @@ class ServedReader(Stage):
     return self.num_read
 
   @property
-  def retrieval(self) -> Retrieval | None:
+  def retrieval(self) -> Retrieval:
     return Retrieval(
       self.num_read - self.null_block,
       setting="NUM_READ",
@@ -123,9 +122,7 @@ class ServedReader(Stage):
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     assert found is not None and context.step is not None
-    assert self.retrieval is not None
-    positions = context.candidate_positions(self.retrieval, batch, found.rows)
-    rows = np.asarray(rows_at(found.rows, positions))
+    rows = context.candidate_rows(self.retrieval, batch, found.rows)
     examples = context.examples or context.corpus
     blocks = {
       row: context.corpus.block(row) for row in {*rows.flat} - {NULL_ROW}
@@ -141,22 +138,21 @@ class ServedReader(Stage):
       for row in own
     ]
     scored = self.language_model.score(texts, context.step)
-    made = ScoredBatch(
+    features = ScoredBatch(
       batch.array("query"),
       Candidates.of(context.gather(rows)),
       scored.log_likelihoods.reshape(rows.shape),
     )
-    return made, scored.metrics
+    return features, scored.metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> ScoredBatch:
     scores = np.zeros(shapes.candidates.shape[:2], np.float32)
     return ScoredBatch(shapes.query, Candidates.of(shapes.candidates), scores)
 
   def inputs(self, components: Components, batch: ScoredBatch) -> EncoderInputs:
-    retriever = components.retriever
-    blocks, index = encoder_inputs.distinct_blocks(retriever, batch.candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
-    return EncoderInputs(queries, blocks, index)
+    return encoder_inputs.retriever_inputs(
+      components.retriever, batch.query, batch.candidates
+    )
 
   def loss(
     self, encoders: Encoders, batch: ScoredBatch, inputs: EncoderInputs
@@ -166,24 +162,22 @@ class ServedReader(Stage):
     p(z|x) is a softmax over these candidates. An example with fewer than two of
     them does not count.
     """
-    given = jnp.asarray(batch.log_likelihood)
-    has_score = given > -jnp.inf
+    log_likelihood = jnp.asarray(batch.log_likelihood)
+    has_score = log_likelihood > -jnp.inf
     counts = has_score.sum(axis=-1) > 1
     is_read = has_score | ~counts[:, None]
     scores = encoders.candidate_scores(inputs)
     log_prior = jax.nn.log_softmax(
       jnp.where(is_read, scores, -jnp.inf), axis=-1
     )
-    likelihood = jnp.where(counts[:, None], given, 0.0)
+    likelihood = jnp.where(counts[:, None], log_likelihood, 0.0)
     # The objectives see a text as a single token.
     weights = counts[:, None].astype(jnp.float32)
     values = ObjectiveInputs(
       log_prior, likelihood[..., None], weights, likelihood
     )
-    settings: dict[str, Any] = {"form": "joint"}
-    if self.target_temperature is not None:
-      settings["temperature"] = self.target_temperature
-    lost = OBJECTIVES[self.objective].loss(values, **settings)
+    objective = OBJECTIVES[self.objective]
+    weighted = objective.of("joint", self.target_temperature)(values)
     prior = jax.lax.stop_gradient(log_prior)
     log_p = jnp.where(is_read, prior, 0.0)
     entropy = -jnp.sum(jnp.exp(prior) * log_p, axis=-1)
@@ -194,4 +188,4 @@ class ServedReader(Stage):
       "expected_log_likelihood": Average.of(expected, counts),
       "best_log_likelihood": Average.of(best, counts),
     }
-    return WeightedLoss(lost.loss, {**metrics, **lost.metrics})
+    return WeightedLoss(weighted.loss, {**metrics, **weighted.metrics})

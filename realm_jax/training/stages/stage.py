@@ -25,7 +25,7 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import Asked, require_valid
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.encoder_inputs import EncoderInputs
-from realm_jax.training.retrieval import Retrieval
+from realm_jax.training.retrieval import Retrieval, rows_at
 
 # Batch of a stage: a tree of NumPy arrays with a row for each example.
 StepBatch = Any
@@ -168,6 +168,20 @@ class StageContext:
       is_source |= dropped
     return np.asarray(retrieval.candidate_positions(is_source, preferred))
 
+  def candidate_rows(
+    self,
+    retrieval: Retrieval,
+    batch: Batch,
+    rows: Int[np.ndarray, "b n"],
+    preferred: Bool[np.ndarray, "b n"] | None = None,
+    dropped: Bool[np.ndarray, "b n"] | None = None,
+  ) -> Int[np.ndarray, "b k"]:
+    """Returns the rows of the candidates; see `candidate_positions`."""
+    positions = self.candidate_positions(
+      retrieval, batch, rows, preferred, dropped
+    )
+    return np.asarray(rows_at(rows, positions))
+
   def vectors(
     self, rows: Int[np.ndarray, "b n"]
   ) -> Float[np.ndarray, "b n d"] | Int[np.ndarray, "b n"]:
@@ -238,6 +252,7 @@ class Stage(abc.ABC):
   needs_answers: ClassVar[bool] = False
   reads_passages: ClassVar[bool] = False
   compares: ClassVar[bool] = False
+  num_searches: ClassVar[int] = 1
   hops: ClassVar[bool] = False
   asked: ClassVar[Asked | None] = None
   evaluation: ClassVar[str | None] = None
@@ -265,10 +280,6 @@ class Stage(abc.ABC):
   @property
   def null_block(self) -> bool:
     return False
-
-  @property
-  def num_searches(self) -> int:
-    return 1
 
   @property
   def num_candidates(self) -> int:

@@ -5,7 +5,7 @@ query with each of them, and learns to write the target.
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
-from realm_jax.training.retrieval import Retrieval, rows_at, take_candidates
+from realm_jax.training.retrieval import Retrieval, take_candidates
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.stage import (
   Encoders,
@@ -204,13 +204,10 @@ class TextToText(Stage):
       gold = None
       if self.read_gold:
         gold = masked_words.has_masked_words(batch, found.rows, corpus)
-      positions = context.candidate_positions(
-        self.retrieval, batch, found.rows, gold
-      )
-      rows = np.asarray(rows_at(found.rows, positions))
+      rows = context.candidate_rows(self.retrieval, batch, found.rows, gold)
     view = corpus.view(reader.view)
     texts, targets = reader_texts.texts_of(batch, examples)
-    made = TextBatch(
+    features = TextBatch(
       query,
       None,
       reader_texts.prompt_ids(reader, view, texts),
@@ -220,12 +217,12 @@ class TextToText(Stage):
       hashes = np.zeros(len(query), np.int64)
       if self.drop_source:
         hashes = batch.array("source_hash")
-      return made._replace(source_hash=to_words(hashes)), {}
+      return features._replace(source_hash=to_words(hashes)), {}
     candidates = Candidates.of(
       corpus.gather(rows, context.block_length),
       reader_texts.passage_ids(reader, view, rows),
     )
-    return made._replace(candidates=candidates), {}
+    return features._replace(candidates=candidates), {}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TextBatch:
     reader = self._reader(shapes.components)
@@ -285,10 +282,10 @@ class TextToText(Stage):
     read = TextInputs(tokens, batch.targets)
     if self.retrieval is None:
       return EncoderInputs(reader=read)
-    retriever = components.retriever
-    blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
-    queries = TokenSequences(retriever.query_input(batch.query))
-    return EncoderInputs(queries, blocks, index, read)
+    inputs = encoder_inputs.retriever_inputs(
+      components.retriever, batch.query, candidates
+    )
+    return inputs._replace(reader=read)
 
   def loss(
     self, encoders: Encoders, batch: TextBatch, inputs: EncoderInputs
@@ -304,7 +301,7 @@ class TextToText(Stage):
     # target, they come from a reader without dropout.
     has_own_pass = drops and objective.target == "likelihood"
     is_compared = objective.target in (None, "likelihood")
-    found = encoders.apply(
+    likelihoods = encoders.apply(
       "reader",
       inputs.reader,
       single=is_compared and not has_own_pass and self.retrieval is not None,
@@ -313,17 +310,17 @@ class TextToText(Stage):
     weights = (jnp.asarray(batch.targets) != PAD_ID).astype(jnp.float32)
     metrics = {
       "exact_targets": Average.of(
-        (found.is_best | (weights == 0)).all(axis=-1)
+        (likelihoods.is_best | (weights == 0)).all(axis=-1)
       ),
-      "token_accuracy": Average.of(found.is_best, weights),
+      "token_accuracy": Average.of(likelihoods.is_best, weights),
     }
-    if found.fused is not None:
-      metrics["log_likelihood"] = Average.of(found.fused, weights)
+    if likelihoods.fused is not None:
+      metrics["log_likelihood"] = Average.of(likelihoods.fused, weights)
     log_prior = jnp.zeros((len(weights), 1))
     if self.retrieval is not None:
       scores = encoders.candidate_scores(inputs)
       log_prior = jax.nn.log_softmax(scores, axis=-1)
-    single = found.single
+    single = likelihoods.single
     if has_own_pass:
       single = (
         encoders.frozen("reader")
@@ -342,21 +339,18 @@ class TextToText(Stage):
       target = getattr(attended, str(objective.target))
     values = ObjectiveInputs(
       log_prior,
-      single if found.single is None else found.single,
+      single if likelihoods.single is None else likelihoods.single,
       weights,
       lax.stop_gradient(target),
-      found.fused,
+      likelihoods.fused,
     )
     if self.retrieval is None:
       return WeightedLoss(reader_loss(values, form=self.loss_form), metrics)
-    settings: dict[str, Any] = {"form": self.loss_form}
-    if self.target_temperature is not None:
-      settings["temperature"] = self.target_temperature
-    lost = objective.loss(values, **settings)
+    weighted = objective.of(self.loss_form, self.target_temperature)(values)
     prior = lax.stop_gradient(log_prior)
     entropy = -jnp.sum(jnp.exp(prior) * prior, axis=-1)
     metrics["candidate_entropy"] = Average.of(entropy)
-    return WeightedLoss(lost.loss, {**metrics, **lost.metrics})
+    return WeightedLoss(weighted.loss, {**metrics, **weighted.metrics})
 
   @property
   def _objective(self) -> Objective:

@@ -27,7 +27,7 @@ from realm_jax.settings import NonNegativeFloat, OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
-  distinct_blocks,
+  retriever_inputs,
 )
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.open_qa import answer_spans
@@ -58,7 +58,6 @@ class TwoHopBatch(NamedTuple):
     cells: Paths of these blocks.
     has_answer: Whether each path has a block that contains an answer.
     places: Cells of the paths to read.
-    read_query: Questions, as the reader reads them.
     read: Paths to read, each joined as one block.
     is_answer: Whether the span at each start with each width is an answer.
   """
@@ -69,7 +68,6 @@ class TwoHopBatch(NamedTuple):
   cells: Cells
   has_answer: Bool[AnyArray, "b p"]
   places: Int[AnyArray, "b k"]
-  read_query: Int[AnyArray, "b q"]
   read: Int[AnyArray, "b k l"]
   is_answer: Bool[AnyArray, "b k l w"]
 
@@ -166,11 +164,8 @@ class TwoHopQa(Stage):
     cells = paths.cells(first, second)
     scores = found.scores[:, beam:].reshape(second.shape)
     places = paths.to_read(found.scores[:, :beam], scores, cells, self.num_read)
-    contained = [
-      context.answers.contained(question, own)
-      for question, own in zip(batch.answers, found.rows, strict=True)
-    ]
-    has_answer = np.pad(np.stack(contained), ((0, 0), (1, 0)))
+    contained = map(context.answers.contained, batch.answers, found.rows)
+    has_answer = np.pad(np.stack([*contained]), ((0, 0), (1, 0)))
     # Positions of each path's blocks among the candidates.
     of_cells = _blocks_of_cells(beam, second.shape[-1])
     rows = np.concatenate([null, found.rows], axis=1)
@@ -179,14 +174,13 @@ class TwoHopQa(Stage):
     examples = np.arange(size)[:, None, None]
     reader = context.components.span_reader
     retriever = context.components.hop_retriever
-    made = TwoHopBatch(
+    features = TwoHopBatch(
       query,
       np.asarray(retriever.hop_queries(query, tokens[:, 1 : 1 + beam])),
       Candidates.of(tokens),
       cells,
       np.any(has_answer[:, of_cells], axis=-1),
       places,
-      query,
       joined_blocks(tokens[examples, chosen], separator_id=reader.separator_id),
       _answers_of_paths(batch, rows[examples, chosen], context),
     )
@@ -194,7 +188,7 @@ class TwoHopQa(Stage):
       "recall_first": has_answer[:, : 1 + beam].any(axis=1).mean(),
       "recall_searched": has_answer.any(axis=1).mean(),
     }
-    return made, {name: float(value) for name, value in metrics.items()}
+    return features, {name: float(value) for name, value in metrics.items()}
 
   def dummy_batch(self, shapes: ExampleArrays) -> TwoHopBatch:
     components, beam = shapes.components, self.paths.first_beam
@@ -214,7 +208,6 @@ class TwoHopQa(Stage):
       Cells(~none, np.full(none.shape, -1, np.int32)),
       none,
       np.tile(places, (size, 1)),
-      shapes.query,
       read,
       np.zeros((*read.shape, reader.max_answer_width), bool),
     )
@@ -222,13 +215,10 @@ class TwoHopQa(Stage):
   def inputs(self, components: Components, batch: TwoHopBatch) -> EncoderInputs:
     retriever = components.retriever
     hop_queries = batch.hop_queries.reshape(-1, batch.hop_queries.shape[-1])
-    blocks, index = distinct_blocks(retriever, batch.candidates)
-    return EncoderInputs(
-      TokenSequences(retriever.query_input(batch.query)),
-      blocks,
-      index,
-      components.token_reader.join(batch.read_query, batch.read),
-      TokenSequences(retriever.query_input(hop_queries)),
+    inputs = retriever_inputs(retriever, batch.query, batch.candidates)
+    return inputs._replace(
+      reader=components.token_reader.join(batch.query, batch.read),
+      hop_queries=TokenSequences(retriever.query_input(hop_queries)),
     )
 
   def loss(
@@ -251,7 +241,7 @@ class TwoHopQa(Stage):
       score_scale=encoders.components.retriever.score_scale,
     )
     log_p = jnp.asarray(self.paths.log_p(first, second, batch.cells))
-    likelihood, found = marginal_log_likelihood(
+    likelihood, has_correct = marginal_log_likelihood(
       log_p, jnp.asarray(batch.has_answer), jnp.asarray(batch.cells.is_path)
     )
     retriever_loss = Average.of(-likelihood)
@@ -274,7 +264,7 @@ class TwoHopQa(Stage):
       reader.loss._replace(total=total),
       {
         "retriever_loss": retriever_loss,
-        "recall_paths": Average.of(found),
+        "recall_paths": Average.of(has_correct),
         "null_second": Average.of(jnp.exp(alone).sum(axis=-1)),
         **reader.metrics,
       },
@@ -297,7 +287,7 @@ def _answers_of_paths(
   """
   size, count, hops = paths.shape
   rows = paths.reshape(size, -1)
-  own = answer_spans(batch.answers, rows, context)
+  of_blocks = answer_spans(batch.answers, rows, context)
   tokens = context.gather(rows)
   separator = context.components.span_reader.separator_id
   titles = (tokens == separator).argmax(axis=-1) - 1
@@ -305,10 +295,10 @@ def _answers_of_paths(
   titles, bodies = (x.reshape(paths.shape) for x in (titles, bodies))
   # Start of each block's body in the body of the path.
   before = np.cumsum(bodies + titles, axis=-1) - bodies - titles[..., :1]
-  length = own.shape[2]
-  found = np.zeros((size, count, hops * length, own.shape[-1]), bool)
-  own = own.reshape(size, count, hops, length, -1)
-  for place in np.argwhere(own):
+  length = of_blocks.shape[2]
+  of_paths = np.zeros((size, count, hops * length, of_blocks.shape[-1]), bool)
+  of_blocks = of_blocks.reshape(size, count, hops, length, -1)
+  for place in np.argwhere(of_blocks):
     example, path, hop, start, width = place.tolist()
-    found[example, path, before[example, path, hop] + start, width] = True
-  return found
+    of_paths[example, path, before[example, path, hop] + start, width] = True
+  return of_paths

@@ -12,8 +12,8 @@ OUT = Path("out")
 def configured(name: str, *bindings: str):
   """The ablation of a recipe in experiments/gin."""
   recipe = f"experiments/gin/{name}/ablation.gin"
-  found = configuration.parsed(chosen_ablation, [recipe], bindings)
-  return found.build(chosen_ablation)
+  parsed = configuration.parsed(chosen_ablation, [recipe], bindings)
+  return parsed.build(chosen_ablation)
 
 
 def plans(config, *names, seeds=(0,), folder=OUT):

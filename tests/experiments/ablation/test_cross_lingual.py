@@ -19,7 +19,7 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
   def named(bindings, *names):
     return [Path(bindings[name]).relative_to(folder) for name in names]
 
-  found = {}
+  rows = {}
   for name, results in plan.results.items():
     assert results[1]["first"].folder == folder / f"evaluations/{name}/first"
     evaluated = results[1]["first"].command.bindings
@@ -32,14 +32,14 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
     # It trains on what it searches, and learns from the queries' language.
     assert named(run.builder.bindings, "CORPUS_DIR") == [corpus]
     assert str(examples) == "own_corpus"
-    found[name] = " ".join(map(str, (trained, corpus, searched)))
-  assert found == {
+    rows[name] = " ".join(map(str, (trained, corpus, searched)))
+  assert rows == {
     "realm": "both/pretraining corpus corpus",
     "realm_on_own": "both/pretraining_on_own own_corpus corpus",
     "inverse_cloze": "both/reading_retrieved corpus corpus",
     "own": "own/pretraining own_corpus own_corpus",
     "bm25": "both/pretraining corpus corpus",
   }
-  own = runs[str(folder / "own/pretraining")].command.bindings
-  starts = named(own, "INITIAL_CHECKPOINT", "INITIAL_READER")
+  bindings = runs[str(folder / "own/pretraining")].command.bindings
+  starts = named(bindings, "INITIAL_CHECKPOINT", "INITIAL_READER")
   assert starts == [Path("own/inverse_cloze"), Path("own/reading_retrieved")]

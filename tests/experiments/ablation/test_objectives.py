@@ -29,8 +29,8 @@ def _steps(plan):
 
 def test_steps_of_equal_seconds():
   # 320 steps of 0.125 s take 40 s. Between checkpoints none end.
-  for own_seconds, wanted in ((0.104, 400), (0.125, 300), (9.0, 50)):
-    assert steps_of_equal_seconds(400, 0.1, own_seconds, every=50) == wanted
+  for own_seconds, expected in ((0.104, 400), (0.125, 300), (9.0, 50)):
+    assert steps_of_equal_seconds(400, 0.1, own_seconds, every=50) == expected
 
 
 def _write(folder, name, *rows):
@@ -71,11 +71,11 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
   config, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(Plan, "is_finished", lambda plan: True)
-  names, made = ("perplexity", "hard_negatives"), []
+  names, executed = ("perplexity", "hard_negatives"), []
   for plan in plans(config, *names, folder=tmp_path):
     _write_results(plan, tmp_path)
-    made.append(plan)
-  costs, development, plan = made
+    executed.append(plan)
+  costs, development, plan = executed
   # No index is built while steps are measured.
   assert _trained(costs, "realm_cost").num_steps == 60
   builder = _steps(costs)["pretraining/realm_cost"].builder
@@ -89,11 +89,11 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
     "perplexity_seconds",
     "hard_negatives",
   ]
-  found = {
+  trained = {
     name: (of["steps"], of["SCORE_SCALE"], of["collapsed in the grid"])
     for name, of in plan.training.items()
   }
-  assert found == {
+  assert trained == {
     "realm": (400, 20.0, "0 of 2"),
     "perplexity": (400, 40.0, "1 of 2"),
     "perplexity_seconds": (200, 40.0, "1 of 2"),

@@ -58,13 +58,13 @@ def test_the_rows_share_what_is_the_same(whole):
 
 
 def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
-  made, parts = set(), {}
+  earlier, parts = set(), {}
   for folder, (step, _) in whole.uses.items():
     bindings = step.command.bindings
     starts = bindings.get("INITIAL_CHECKPOINT"), bindings.get("INITIAL_READER")
     evaluated = bindings["MODEL_DIR"] if "OUTPUT_DIR" in bindings else None
-    assert made >= {*starts, evaluated} - {None}, folder
-    made.add(str(folder))
+    assert earlier >= {*starts, evaluated} - {None}, folder
+    earlier.add(str(folder))
     if folder.is_relative_to(OUT / "seed-1"):
       parts[str(folder.relative_to(OUT / "seed-1"))] = [
         start and start.partition("-1/")[2] for start in starts

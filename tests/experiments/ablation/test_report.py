@@ -22,18 +22,20 @@ from tests.json_lines import write_lines
 def test_the_figures_of_three_seeds_by_hand():
   realm = [np.array([1.0, 1, 1, 0]), np.array([1.0, 0]), np.array([1.0, 1])]
   other = [np.array([1.0, 0, 0, 0]), np.array([0.0, 0]), np.array([1.0, 1])]
-  found = row_statistics(other, realm)
-  assert found["by_seed"] == [0.25, 0.0, 1.0]
-  assert found["mean"] == pytest.approx(1.25 / 3)
+  statistics = row_statistics(other, realm)
+  assert statistics["by_seed"] == [0.25, 0.0, 1.0]
+  assert statistics["mean"] == pytest.approx(1.25 / 3)
   # Squares of −1/6, −5/12 and 7/12, over 2.
-  assert found["standard_deviation"] == pytest.approx((78 / 144 / 2) ** 0.5)
-  assert found["difference"] == pytest.approx((-0.5 - 0.5 + 0) / 3)
-  assert found["seeds_better"] == 0
+  assert statistics["standard_deviation"] == pytest.approx(
+    (78 / 144 / 2) ** 0.5
+  )
+  assert statistics["difference"] == pytest.approx((-0.5 - 0.5 + 0) / 3)
+  assert statistics["seeds_better"] == 0
   # Three questions differ, by −1/4 twice in the first seed and by −1/2 in the
   # second: of their eight signs, two give such a sum.
-  assert found["p_value"] == pytest.approx(2 / 8, abs=0.02)
-  low, high = found["difference_interval"]
-  assert low < found["difference"] < high <= 0
+  assert statistics["p_value"] == pytest.approx(2 / 8, abs=0.02)
+  low, high = statistics["difference_interval"]
+  assert low < statistics["difference"] < high <= 0
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def results(tmp_path):
   """
 
   def write(name, correct, words):
-    found = []
+    steps = []
     for seed, (answers, places) in enumerate(zip(correct, words, strict=True)):
       folder = tmp_path / f"seed-{seed}" / name
       folder.mkdir(parents=True)
@@ -58,8 +60,8 @@ def results(tmp_path):
         ],
       )
       step = Step(Command("evaluate", [], {}), folder)
-      found.append({"answers": step, "zero_shot": step})
-    return found
+      steps.append({"answers": step, "zero_shot": step})
+    return steps
 
   return write
 
@@ -74,17 +76,17 @@ def _plan(results, **pretrainings):
 
 
 def test_rows_are_read_compared_and_reported(results, tmp_path):
-  found = {
+  row_results = {
     "realm": results("realm", [[1, 1], [1, 0]], [[0, 4], [0, 5]]),
     "stale_index": results("stale", [[0, 1], [0, 0]], [[5, 5], [0, 5]]),
     "candidates_2": results("two", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
   }
-  plan = _plan(found, stale_index=SimpleNamespace(never_refreshed=True))
+  plan = _plan(row_results, stale_index=SimpleNamespace(never_refreshed=True))
   results = collect_results(plan)
   metrics = {row["name"]: row["metrics"] for row in results["rows"]}
   assert {
-    name: (own["exact_match"]["mean"], own["recall_at_5"]["mean"])
-    for name, own in metrics.items()
+    name: (of_row["exact_match"]["mean"], of_row["recall_at_5"]["mean"])
+    for name, of_row in metrics.items()
   } == {
     "realm": (0.75, 0.75),
     "stale_index": (0.25, 0.25),
@@ -103,14 +105,14 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
 
 def test_holm_by_hand():
   # 4 × 0.005, 3 × 0.01, 2 × 0.03, and 0.04, which is not below the one before.
-  found = holm([0.01, 0.04, 0.03, 0.005])
-  assert found == pytest.approx([0.03, 0.06, 0.06, 0.02])
+  corrected = holm([0.01, 0.04, 0.03, 0.005])
+  assert corrected == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
   none, all_ = [0] * 40, [1] * 40
   few = [*none[:36], *all_[:4]]
-  found = {
+  row_results = {
     name: results(name, seeds, [none] * 2)
     for name, seeds in {
       "realm": (none, none),
@@ -120,8 +122,9 @@ def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
       "stale_index": (few, few),
     }.items()
   }
-  found["joint_loss"] = found["per_token_loss"] = found["realm"]
-  results = collect_results(_plan(found))
+  for name in ("joint_loss", "per_token_loss"):
+    row_results[name] = row_results["realm"]
+  results = collect_results(_plan(row_results))
   metrics = {row["name"]: row["metrics"] for row in results["rows"]}
   better = {
     n for n, of in metrics.items() if of["exact_match"].get("is_better")

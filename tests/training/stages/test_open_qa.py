@@ -6,16 +6,11 @@ import pytest
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batch import Batch
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
 from tests.training import tiny
 
-PIECES = (
-  "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
-)
-BLOCK_LENGTH = 12
 TEXTS = (
   # ali ##ce: the characters of "Ali", and its token.
   "The young poet met Alice.",
@@ -30,8 +25,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
-  folder = tmp_path_factory.mktemp("answers")
-  return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
+  return tiny.corpus_of(tmp_path_factory.mktemp("answers"), TEXTS)
 
 
 class _Vectors(Snapshot):
@@ -47,30 +41,15 @@ class _Vectors(Snapshot):
 
 
 def assemble(stage, corpus, answer, position=0, components=None):
-  words = corpus.vocabulary
-  question = [words.cls_id, *words.encode("who met"), words.sep_id]
-  tokens = [] if answer.startswith("^") else words.encode(answer)
-  batch = Batch(
-    arrays={"query": np.array([[*question, 0]], np.int32)},
-    host={
-      "question": np.array([b"who met"]),
-      "answers": np.array([[answer.encode(), b""]], object),
-      "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
-      "answer_kind": np.array([b"regex" if tokens == [] else b"string"]),
-    },
-    positions=np.array([position]),
-    next_positions=np.array([position + 1]),
-  )
+  batch = tiny.asked(corpus, answer, position=position)
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  answers = AnswersInBlocks(corpus)
   context = StageContext(
     components or tiny.components(),
-    *(corpus, _Vectors(), BLOCK_LENGTH),
-    answers=answers,
+    *(corpus, _Vectors(), tiny.BODY),
+    answers=AnswersInBlocks(corpus),
   )
-  made, _ = stage.features(batch, retrieved, context)
-  return made
+  return stage.features(batch, retrieved, context)[0]
 
 
 @pytest.mark.parametrize(
